@@ -10,8 +10,12 @@ The native module raises these classes by calling ``cls(message, **fields)``.
 
 from __future__ import annotations
 
+import contextlib
 import errno as _errno
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "CheckpointExistsError",
@@ -314,6 +318,25 @@ class StorageError(PenstockError, OSError):
         self.free_bytes = free_bytes
 
 
+@contextlib.contextmanager
+def storage_errors(deed: str, path: str, remedy: str = "") -> Iterator[None]:
+    """Raises a `StorageError`, "cannot read PATH: …", for an error of the system in the block.
+
+    Args:
+        deed: The verb, such as ``"read"``.
+        path: The file or directory.
+        remedy: Text behind the system's message, with its punctuation.
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"cannot {deed} {path}: {error.strerror}{remedy}", path=path, errno=error.errno
+        ) from error
+
+
 class DeviceError(PenstockError, RuntimeError):
     """A device or its driver prevented a save or a load.
 
@@ -392,10 +415,13 @@ class RankError(PenstockError):
 
 
 class SaveInProgressError(PenstockError):
-    """An earlier save of this store is still running, and ``if_busy="error"`` was given.
+    """A save is still running, and cannot be waited for.
+
+    Either ``if_busy="error"`` was given for the next save, or a function that the save itself calls
+    waits for it.
 
     Attributes:
-        path: The destination of the earlier save.
+        path: The destination of the running save.
     """
 
     _fields = ("path",)

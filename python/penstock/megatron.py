@@ -10,19 +10,23 @@ import os
 import runpy
 import sys
 
-_USAGE = "usage: python -m penstock.megatron PROGRAM.py [ARGUMENT …]"
+_DATASETS = "--datasets"
+_USAGE = f"usage: python -m penstock.megatron [{_DATASETS}] PROGRAM.py [ARGUMENT …]"
 
 
 def main(arguments: list[str]) -> None:
     """Runs a program with `penstock.integrations.megatron.enable`.
 
     Args:
-        arguments: The path of the program, and its arguments.
+        arguments: The path of the program, and its arguments; before them ``--datasets``, if
+            Penstock is to read the indexed datasets, too.
 
     Raises:
         SystemExit: There is no program.
         MissingDependencyError: As for `penstock.integrations.megatron.enable`.
     """
+    datasets = arguments[:1] == [_DATASETS]
+    arguments = arguments[datasets:]
     if not arguments or arguments[0].startswith("-"):
         sys.exit(_USAGE)
     # Python puts the directory of a program there, from which a checkout of Megatron-LM is found.
@@ -30,7 +34,7 @@ def main(arguments: list[str]) -> None:
     sys.argv = arguments
     from penstock.integrations.megatron import enable
 
-    enable()
+    enable(datasets=datasets)
     runpy.run_path(arguments[0], run_name="__main__")
 
 

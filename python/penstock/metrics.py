@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
     from prometheus_client.registry import Collector
 
-    from penstock.common.events import CallKind
+    from penstock.common.events import CallKind, SaveInterval
     from penstock.reports import LoadReport
 
 __all__ = ["enable", "write_textfile"]
@@ -36,6 +36,7 @@ _LOAD_RESULTS = ("ok", "missing", "damaged", "failed", "cancelled")
 _CHECK_RESULTS = ("ok", "damaged", "failed", "cancelled")
 _READING = ("load", "verify", "scrub")
 _MIRROR_RESULTS = ("ok", "damaged", "failed")
+_REASONS = ("given", "first", "best", "durable", "bound")
 _FALLBACKS = ("engine", "buffered", "step", "copy")
 
 _STATES = {"verified": "ok", "damaged": "damaged", "failed": "failed"}
@@ -146,8 +147,9 @@ class _Metrics:
                 made.labels(value)
             return made
 
-        def gauge(name: str, text: str, mode: Any) -> Gauge:
-            made = Gauge(f"penstock_{name}", text, registry=None, multiprocess_mode=mode)
+        def gauge(name: str, text: str, mode: Any, label: str = "") -> Gauge:
+            labels = [label] if label else []
+            made = Gauge(f"penstock_{name}", text, labels, registry=None, multiprocess_mode=mode)
             self.collectors.append(made)
             return made
 
@@ -177,6 +179,18 @@ class _Metrics:
         text = "When the last save succeeded, in seconds since 1970; 0 before the first."
         self.saved_at = gauge("last_save_timestamp_seconds", text, "mostrecent")
         self.saved_step = gauge("last_saved_step", "Step of the last save.", "mostrecent")
+        text = "Steps between two saves, as save_every has them now; 0 without it."
+        self.interval_steps = gauge("save_interval_steps", text, "mostrecent")
+        text = "Time of these steps; 0 before it is measured."
+        self.interval_seconds = gauge("save_interval_seconds", text, "mostrecent")
+        text = "Why: 1 for the reason of the interval, 0 for the others."
+        self.interval_reason = gauge("save_interval_reason", text, "mostrecent", "reason")
+        for reason in _REASONS:
+            self.interval_reason.labels(reason)
+        text = "Training time that a save takes, as the interval counts it; 0 before."
+        self.save_cost = gauge("save_cost_seconds", text, "mostrecent")
+        text = "Mean time between failures, as the interval counts it; 0 before."
+        self.failure_seconds = gauge("failure_interval_seconds", text, "mostrecent")
 
     def register(self, registry: CollectorRegistry) -> None:
         """Puts the metrics into a registry."""
@@ -222,6 +236,15 @@ class _Metrics:
     def passed_over(self, steps: int) -> None:
         """Counts steps that a load skipped as bad."""
         self.fallbacks.labels("step").inc(steps)
+
+    def paced(self, interval: SaveInterval) -> None:
+        """Sets the interval between saves."""
+        self.interval_steps.set(interval.steps)
+        self.interval_seconds.set(interval.seconds or 0)
+        self.save_cost.set(interval.cost_seconds or 0)
+        self.failure_seconds.set(interval.failure_seconds or 0)
+        for reason in _REASONS:
+            self.interval_reason.labels(reason).set(reason == interval.reason)
 
     def _saved(self, outcome: Any, seconds: float) -> None:
         if isinstance(outcome, PendingSave):

@@ -11,13 +11,18 @@ hands over a whole state. A framework with a plan of its own takes what is here:
   `PartVote` of every rank.
 - **Pieces**: `Boxes` is a tensor of which a rank gives some pieces. Ranks of `torch.distributed`
   that save together each give theirs, in any kind of save, and need no attempt of their own.
+- **Barriers**: where a rank that fails must not leave the others in a collective of the framework,
+  the `Barriers` of an operation raise on all ranks.
 - **States**: a `Flattener` turns a state into tensors and a tree of `Node`s. A class derived from
   `LiveState` gives its state when a save begins. It replaces `_wanted`, `_targets` and `_restore`
   to say what of a checkpoint is loaded into what, and `_optimizers` for lazy saves.
+- **When to save**: a `PacedRun`, given to a saver by `penstock.Saver.record`, keeps the history of
+  the saves' times, and says after which steps a save is due, for ``save_every="auto"``.
 - **Memory**: `of_array` and `of_tensor` find the `Memory` of an array or a tensor, which is read or
   written without a copy; `to_source` makes it a tensor of a part.
 - **Arguments**: `decode_path`, `check_step`, `encode_metadata` and `to_native` check the arguments
-  of users, and raise the errors of every other call.
+  of users, and raise the errors of every other call. `warn` reports a problem of a save that
+  continues, and never raises.
 - **Files**: `durable` replaces small files so that they survive a power cut; `remove_checkpoint` is
   the one way to delete a checkpoint.
 
@@ -76,6 +81,7 @@ from penstock.checkpoint.loading.opened import (
 from penstock.checkpoint.loading.path_kind import check_no_store, describe, is_checkpoint
 from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.loading.tied import check_model
+from penstock.checkpoint.ranks.barriers import Barriers
 from penstock.checkpoint.saving.groups import Files, Groups, read_files
 from penstock.checkpoint.saving.rank_save import PartVote, RankAttempt, check_in_group
 from penstock.checkpoint.state.check import check_stateful, check_storable
@@ -91,17 +97,19 @@ from penstock.checkpoint.state.tree.tree import (
     leaves,
     unique_names,
 )
+from penstock.checkpoint.steps.paced_run import PacedRun
 from penstock.checkpoint.view.live import LiveState
 from penstock.checkpoint.view.view import View
 from penstock.common.paths import absolute
-from penstock.io.arguments import (
+from penstock.common.warn import warn
+from penstock.io.files import durable
+from penstock.tensors.arguments import (
     check_step,
     decode_local_path,
     decode_path,
     encode_metadata,
     to_native,
 )
-from penstock.io.files import durable
 from penstock.tensors.marks import Boxes, Frozen, PerRank
 from penstock.tensors.memory import CPU, Memory, of_array, of_tensor, to_source
 from penstock.tensors.native_rows import GlobalBox, TensorSource
@@ -114,6 +122,7 @@ __all__ = [
     "NEW",
     "ROOT",
     "SKIPPED",
+    "Barriers",
     "BoxRead",
     "Boxes",
     "Files",
@@ -125,6 +134,7 @@ __all__ = [
     "Memory",
     "Node",
     "OpenCheckpoint",
+    "PacedRun",
     "PartVote",
     "PerRank",
     "RankAttempt",
@@ -156,6 +166,7 @@ __all__ = [
     "to_native",
     "to_source",
     "unique_names",
+    "warn",
 ]
 
 

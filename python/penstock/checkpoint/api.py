@@ -12,9 +12,9 @@ from penstock.checkpoint.loading.path_kind import check_no_store, describing_con
 from penstock.checkpoint.saver import Saver
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.steps.scrub import verify_files
-from penstock.common.gc_paused import gc_paused
 from penstock.errors import PenstockWarning
-from penstock.io.arguments import check_patterns, decode_path, to_native
+from penstock.tensors.arguments import check_patterns, decode_path, to_native
+from penstock.tensors.gc_paused import gc_paused
 
 if TYPE_CHECKING:
     import os

@@ -13,8 +13,8 @@ from penstock.checkpoint.loading.path_kind import describing_contents
 from penstock.common.paths import absolute
 from penstock.common.progress import Progress, shown
 from penstock.errors import PenstockError
-from penstock.io.arguments import decode_path, to_native
 from penstock.reports import Explanation, SalvageReport, TensorFate
+from penstock.tensors.arguments import decode_path, to_native
 
 if TYPE_CHECKING:
     from penstock.options import Options

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from penstock import _native
@@ -23,7 +24,7 @@ from penstock.common.events import observed
 from penstock.common.paths import absolute
 from penstock.common.tracing import call
 from penstock.errors import PenstockError, SaveInProgressError
-from penstock.io.arguments import decode_path, to_native
+from penstock.tensors.arguments import decode_path, to_native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,17 +34,18 @@ if TYPE_CHECKING:
     from penstock.checkpoint.ranks.group import Ranks
     from penstock.checkpoint.ranks.round import Round
     from penstock.checkpoint.saving.groups import Files
+    from penstock.checkpoint.steps.paced_run import PacedRun
     from penstock.common.progress import Progress
     from penstock.options import Options
     from penstock.reports import SaveReport
 
 
-class Closing:
+class Closing(ABC):
     """An object whose ``with`` block ends by `close`."""
 
+    @abstractmethod
     def close(self) -> None:
         """Ends the object's background work."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +99,7 @@ class Saver(Closing):
         self._last = LastSave()
         self._arena: _native.Arena | None = None
         self._process = os.getpid()
+        self._run: PacedRun | None = None
 
     def save(
         self,
@@ -192,7 +195,7 @@ class Saver(Closing):
             state,
             lazy=lazy,
             if_busy=if_busy,
-            after=after,
+            after=None if after is None else lambda _: after(),
         )
 
     def wait(self) -> None:
@@ -217,6 +220,14 @@ class Saver(Closing):
                 # A `PendingSave` that is kept also keeps the arena.
                 arena.release()
 
+    def record(self, run: PacedRun | None) -> None:
+        """Records the times of later saves in a run, for plug-ins; see `penstock.plugin.PacedRun`.
+
+        Args:
+            run: The run; None for no record.
+        """
+        self._run = run
+
     # The course of every save: `penstock.save` and `CheckpointStore` begin here.
 
     @observed("save")
@@ -225,23 +236,17 @@ class Saver(Closing):
         destination: Destination,
         state: Any,
         progress: bool | Progress,
-        after: Callable[[], None] | None = None,
+        after: Callable[[SaveReport], None] | None = None,
     ) -> SaveReport:
-        """Saves, and waits.
-
-        Args:
-            destination: The destination.
-            state: The state.
-            progress: True for a bar, or a function called with the bytes done and the total bytes.
-            after: Called on the committing rank after the commit; None for nothing.
-        """
+        """Saves, and waits; ``after`` is called on the committing rank after the commit."""
+        after = self._recorded(_CallTime(), after)
         with call("stall", "save", destination.path):
             options = to_native(self._options)
             with self._next_round(destination, "wait", options) as (save_round, _):
                 report = save_and_wait(destination, state, save_round, options, progress)
             self._last.saved(report)
             if after is not None and (save_round is None or save_round.is_coordinator):
-                after()
+                after(report)
         return report
 
     def _save_async(
@@ -251,21 +256,34 @@ class Saver(Closing):
         *,
         lazy: bool,
         if_busy: str,
-        after: Callable[[], None] | None,
+        after: Callable[[SaveReport], None] | None,
     ) -> PendingSave | None:
-        """Starts a background save; returns None if it is skipped.
-
-        Args:
-            destination: The destination.
-            state: The state.
-            lazy: Whether to copy the state after the call.
-            if_busy: The policy while a save is running.
-            after: Called on the committing rank after the commit; None for nothing.
-        """
+        """Starts a background save; returns None if it is skipped. See `save_async`."""
         if if_busy not in ("wait", "skip", "error"):
             raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
+        stall = _CallTime()
         with call("stall", "save_async", destination.path):
-            return self._begin(destination, state, lazy, if_busy, after)
+            after = self._recorded(stall, after)
+            pending = self._begin(destination, state, lazy, if_busy, after)
+        stall.end()
+        return pending
+
+    def _recorded(
+        self, stall: _CallTime, after: Callable[[SaveReport], None] | None
+    ) -> Callable[[SaveReport], None] | None:
+        """Returns a function for after a save, which also records its times in the run."""
+        run = self._run
+        if run is None:
+            return after
+
+        def committed(report: SaveReport) -> None:
+            if after is not None:
+                after(report)
+            # No failure of it fails a save that is committed.
+            with contextlib.suppress(Exception):
+                run.saved(report, stall.seconds)
+
+        return committed
 
     @observed("save")
     def _begin(
@@ -274,7 +292,7 @@ class Saver(Closing):
         state: Any,
         lazy: bool,
         if_busy: str,
-        after: Callable[[], None] | None,
+        after: Callable[[SaveReport], None] | None,
     ) -> PendingSave | None:
         began = time.perf_counter()
         options = to_native(self._options)
@@ -315,11 +333,6 @@ class Saver(Closing):
     ) -> Iterator[tuple[Round | None, bool]]:
         """Waits for the current save, and lets all ranks begin the next one, or none.
 
-        Args:
-            destination: The destination.
-            if_busy: The policy while a save is running: ``"wait"``, ``"skip"`` or ``"error"``.
-            options: How bytes move, in the form that the native module takes.
-
         Yields:
             The round of the ranks, if there are others, and whether this save is skipped. If the
                 block raises, the save fails on the other ranks too.
@@ -348,6 +361,8 @@ class Saver(Closing):
         """Waits for the current save, unless the next one is skipped because of it."""
         if if_busy == "wait" or not self._is_busy(save_round):
             self.wait()
+            if self._run is not None:
+                self._run.entered(save_round)
             return False
         if save_round is not None:
             save_round.leave()
@@ -399,3 +414,20 @@ def _destination(
     return Destination.of(
         where, step=step, metadata=metadata, overwrite=overwrite, groups=groups, files=files
     )
+
+
+class _CallTime:
+    """Time for which a call stops training; runs until `end`."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._ended: float | None = None
+
+    def end(self) -> None:
+        """Ends the time."""
+        self._ended = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the call, until now if it has not returned."""
+        return (self._ended or time.perf_counter()) - self._began

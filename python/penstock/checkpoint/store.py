@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from penstock.checkpoint.loading.load import LoadRequest
@@ -11,13 +10,14 @@ from penstock.checkpoint.mirroring.restoring import MirroredSteps
 from penstock.checkpoint.saver import Closing, Saver
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.steps import restore
+from penstock.checkpoint.steps.paced_run import PacedRun
 from penstock.checkpoint.steps.retention import Retention
 from penstock.checkpoint.steps.stored import StoredSteps
 from penstock.checkpoint.view.live import LiveState
 from penstock.common.paths import absolute
 from penstock.common.tracing import span
 from penstock.errors import CheckpointNotFoundError
-from penstock.io.arguments import check_patterns, check_step, decode_path
+from penstock.tensors.arguments import check_patterns, check_step, decode_path, to_native
 
 if TYPE_CHECKING:
     import os
@@ -55,6 +55,11 @@ class CheckpointStore(StoredSteps, Closing):
         process_group: The ranks that use the store together, if `torch.distributed` is initialized;
             None for all ranks.
         no_dist: Use the store without other ranks.
+        save_every: Steps between two saves, for `due`; or ``"auto"``: as many as lose least time to
+            saves and failures, measured while the run goes on.
+        failures_per_hour: Failures of the whole job, for ``save_every="auto"``. None for those that
+            the history of the store counts, beginning with published rates of nodes.
+        save_seconds_max: With ``save_every="auto"``, the longest time between two saves.
 
     Ranks that use a store together all call `save`, `save_async` and, without a step, `load` in the
     same order; see `penstock.save`. Rank 0 deletes steps. A store may be created before the process
@@ -87,6 +92,9 @@ class CheckpointStore(StoredSteps, Closing):
         mirror: Mirror | None = None,
         process_group: ProcessGroup | None = None,
         no_dist: bool = False,
+        save_every: int | Literal["auto"] | None = None,
+        failures_per_hour: float | None = None,
+        save_seconds_max: float = 3600.0,
     ) -> None:
         # The path is made absolute: a later change of the working directory must not move the
         # store.
@@ -96,6 +104,14 @@ class CheckpointStore(StoredSteps, Closing):
         super().__init__(where, Retention(keep_last, keep_every, keep), options)
         self._saver = Saver(options=options, process_group=process_group, no_dist=no_dist)
         self._mirrored = MirroredSteps(self._native, where, options, mirror)
+        self._run = PacedRun(
+            where,
+            save_every,
+            failures_per_hour=failures_per_hour,
+            save_seconds_max=save_seconds_max,
+        )
+        self._saver.record(self._run)
+        self._error: BaseException | None = None
         # Refuses a process group that cannot be used.
         self._ranks()
 
@@ -117,14 +133,14 @@ class CheckpointStore(StoredSteps, Closing):
 
         Nothing is deleted before the new step is on stable storage. If deletion or the function
         ``keep`` fails, a `PenstockWarning` is issued and the save still succeeds. An existing step
-        that is known to be damaged is set aside, with a `PenstockWarning`; see `set_aside`.
+        that is known to be damaged is quarantined, with a `PenstockWarning`; see `quarantine`.
 
         Args:
             step: The training step.
             state: What to save; see `penstock.save`.
             metadata: A note of plain JSON.
             overwrite: Replace the step if it is already complete. A step that is known to be
-                damaged is set aside instead, where possible.
+                damaged is quarantined instead, where possible.
             progress: True for a bar, or a function called with the bytes done and the total bytes.
             groups: Tensors that readers of models shall find; see `penstock.save`.
             files: Small files stored beside the shards; see `penstock.save`.
@@ -136,8 +152,7 @@ class CheckpointStore(StoredSteps, Closing):
             StorageError: The operating system failed an operation.
         """
         destination = self._destination(step, metadata, overwrite, groups, files)
-        after = functools.partial(self._after_save, destination.step or 0, stacklevel=5)
-        return self._saver._save(destination, state, progress, after)
+        return self._saver._save(destination, state, progress, self._after_save)
 
     @overload
     def save_async(
@@ -233,12 +248,42 @@ class CheckpointStore(StoredSteps, Closing):
         """
         destination = self._destination(step, metadata, overwrite, groups, files)
         return self._saver._save_async(
-            destination,
-            state,
-            lazy=lazy,
-            if_busy=if_busy,
-            after=functools.partial(self._after_save, destination.step or 0, stacklevel=0),
+            destination, state, lazy=lazy, if_busy=if_busy, after=self._after_save
         )
+
+    def due(self, step: int) -> bool:
+        """Returns whether to save after a step, by the ``save_every`` of the store.
+
+        With ``save_every="auto"`` the number of steps follows from what saves of this run cost and
+        how long a step takes, both measured, and from the failure rate: the interval that loses
+        least time (`penstock.planning.best_period`), at least as long as a save takes, at most
+        ``save_seconds_max`` once it is measured. Before, saves are 20 steps apart: the first two,
+        among several ranks the first three or four. `SaveReport.choices` gives the number and its
+        reason.
+
+        All ranks call this after every step, and get the same answer without communicating: rank 0
+        measures, and its number of steps travels with the saves. An answer True counts as a save:
+        if that save is left out or fails, the next one is due after as many steps again. Among
+        several ranks, with ``"auto"``, an answer True waits for the save of the second last one,
+        if it still runs because the save between was left out, as by ``if_busy="skip"``.
+
+        Args:
+            step: The training step.
+
+        Raises:
+            ValueError: The store has no ``save_every``.
+            RankError: That save has not ended within three ``rank_timeout_seconds``.
+
+        Example:
+            >>> import numpy as np, penstock, tempfile
+            >>> store = penstock.CheckpointStore(tempfile.mkdtemp(), save_every=10)
+            >>> for step in range(1, 31):
+            ...     if store.due(step):
+            ...         report = store.save(step, {"w": np.full(3, step)})
+            >>> store.steps()
+            [10, 20, 30]
+        """
+        return self._run.due(check_step(step), is_saving=self._saver._last.is_running)
 
     def wait(self) -> None:
         """Waits for the last `save_async`, if one is running.
@@ -260,7 +305,13 @@ class CheckpointStore(StoredSteps, Closing):
         try:
             self._saver.close()
         finally:
+            error, self._error = self._error, None
+            self._run.close(error)
             self._mirrored.close()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._error = error
+        super().__exit__(kind, error, trace)
 
     def _destination(
         self,
@@ -280,10 +331,11 @@ class CheckpointStore(StoredSteps, Closing):
             store=self._native,
         )
 
-    def _after_save(self, step: int, stacklevel: int) -> None:
+    def _after_save(self, report: SaveReport) -> None:
         """Deletes steps by the retention rules, and starts the copy of the new step."""
+        step = report.step or 0
         with span("retire"):
-            self._retire(step, stacklevel)
+            self._retire(step)
         self._mirrored.saved(step)
 
     def _ranks(self) -> Ranks | None:
@@ -296,7 +348,7 @@ class CheckpointStore(StoredSteps, Closing):
         With a mirror, the newest of both; if the mirror is unreachable, the newest local step.
         Damage is known if `load`, `verify` or `scrub` found it and no later verification succeeded.
         A `load` without a step ignores this knowledge: it reads the newest complete step, and its
-        damage is an error each time, until ``fallback=True`` or a new save sets the step aside.
+        damage is an error each time, until ``fallback=True`` or a new save quarantines the step.
         """
         return self._mirrored.newest_complete()
 
@@ -361,8 +413,8 @@ class CheckpointStore(StoredSteps, Closing):
                 digests are checked whatever the options say. Each skipped step causes a
                 `PenstockWarning` and is listed in the report's ``skipped``, including steps that
                 the user may not read. A step that requires a newer Penstock is still an error. Once
-                a good step is found, damaged ones are set aside if the store is writable; see
-                `set_aside`.
+                a good step is found, damaged ones are quarantined if the store is writable; see
+                `quarantine`.
             allow_partial: Load the available leaves of a salvaged ``step``; see `penstock.load`.
                 Only a given step can be partial.
             progress: True for a bar, or a function called with the bytes done and the total bytes.
@@ -374,7 +426,7 @@ class CheckpointStore(StoredSteps, Closing):
             IncompleteCheckpointError: The save of the given step never finished.
             PartialCheckpointError: The given step was salvaged, and ``allow_partial`` is False.
             CorruptCheckpointError: Data is damaged; the message names the step to return to. With
-                ``fallback``: steps exist, or were set aside, and none is good.
+                ``fallback``: steps exist, or were quarantined, and none is good.
             FormatVersionError: A newer Penstock wrote it.
             StateMismatchError: A key matches nothing, or ``into`` does not fit.
             DeviceError: A GPU or its driver failed; see `penstock.load`.
@@ -422,7 +474,7 @@ class CheckpointStore(StoredSteps, Closing):
             The step, or None if the store has no step and the run is new.
 
         Raises:
-            CorruptCheckpointError: Steps exist, or were set aside, and none is good.
+            CorruptCheckpointError: Steps exist, or were quarantined, and none is good.
             FormatVersionError: A newer Penstock wrote the newest step.
             StateMismatchError: The training does not fit the checkpoint.
             RankError: Another rank did not call this, or could not restore the step.
@@ -460,6 +512,8 @@ class CheckpointStore(StoredSteps, Closing):
         except CheckpointNotFoundError:
             return None
         self._saver._last.restored(reports[0].step)
+        seconds = to_native(self._options)["rank_timeout_seconds"]
+        self._run.resumed(reports[0].step, ranks, seconds)
         if report is not None:
             report(reports[0])
         return reports[0].step
@@ -473,6 +527,11 @@ class CheckpointStore(StoredSteps, Closing):
         fallback: bool,
         report: Callable[[LoadReport], object] | None,
     ) -> Any:
+        def loaded(found: LoadReport) -> None:
+            self._run.restored(found.step, found.seconds)
+            if report is not None:
+                report(found)
+
         return restore.load(
             self._mirrored.reader(ranks, fallback=fallback),
             ranks,
@@ -480,6 +539,6 @@ class CheckpointStore(StoredSteps, Closing):
             request,
             where=self._root if last is None else self.path(last),
             fallback=fallback,
-            report=report,
+            report=loaded,
             stacklevel=4,
         )

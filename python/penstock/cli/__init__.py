@@ -43,10 +43,13 @@ EXIT_INTERRUPTED = 130
         "inspect": "Show what is in the checkpoint PATH; of a store, in its newest complete step.",
         "ls": "List the steps of the store ROOT, complete or not.",
         "mirror": "Copy complete steps of the store ROOT to URL, a bucket that lacks them.",
+        "plan": "Advise how often to save, from the history of the store ROOT and from the "
+        "options.",
         "salvage": "Save the intact tensors of the damaged checkpoint PATH, and its plain values, "
         "to OUT.",
         "scrub": "Read back steps of the store ROOT that were not read recently.",
-        "set-aside": "Set the damaged step STEP of the store ROOT aside.",
+        "quarantine": "Quarantine the damaged step STEP of the store ROOT.",
+        "simulate": "Simulate a cluster and its training job, from a TOML file or a preset.",
         "sweep": "Remove the leftovers of killed saves from the store ROOT.",
         "trace": "Summarize traces of PENSTOCK_TRACE=FILE, or of penstock.trace(file).",
         "verify": "Read every byte of PATH and compare it with its digest.",
@@ -60,7 +63,7 @@ EXIT_INTERRUPTED = 130
 )
 @click.version_option(package_name="penstock", prog_name="penstock")
 def cli() -> None:
-    """Inspect checkpoints, check them, and see one survive a kill.
+    """Inspect, check and move checkpoints; measure storage; plan how often to save.
 
     A checkpoint is a directory made by penstock.save. A store is a directory of checkpoints, one
     for each training step.

@@ -73,13 +73,7 @@ class Side:
 def compare_checkpoints(
     path_a: str, path_b: str, progress: Callable[[int, int], object]
 ) -> dict[str, Any]:
-    """Every difference between two checkpoints, with the keys of `penstock diff --json`.
-
-    Args:
-        path_a: One checkpoint.
-        path_b: The other one.
-        progress: Called with the bytes compared and the bytes in all.
-    """
+    """Every difference between two checkpoints, with the keys of `penstock diff --json`."""
     a, b = Side(path_a), Side(path_b)
     changed = [
         _changed(name, kind_a, kind_b)
@@ -121,11 +115,7 @@ def compare_checkpoints(
 
 
 def _difference(a: Side, b: Side, name: str, value_a: Any, value_b: Any) -> Difference:
-    """The difference of two tensors; refuses a window whose comparison would take for ever.
-
-    Raises:
-        StateMismatchError: It is such a window.
-    """
+    """The difference of two tensors; refuses a window whose comparison would take for ever."""
     stored = max(side.bytes_of(name) for side in (a, b))
     try:
         return difference(value_a, value_b, REPEATS_MAX * stored + ELEMENTS_MIN)

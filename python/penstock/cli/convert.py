@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
-from penstock.checkpoint.converting.kinds import KINDS
+from penstock.checkpoint.converting.kinds import KINDS, TARGETS
 from penstock.cli.examples import example
 from penstock.common.console import (
     PATH,
@@ -23,7 +23,7 @@ from penstock.common.console import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.checkpoint.converting.kinds import Kind
+    from penstock.checkpoint.converting.kinds import Kind, Target
 
 NAMES_MAX = 10
 
@@ -45,6 +45,13 @@ JSON: path (of the new one), source, kind, step, checkpoint_id, tensors,
 @click.argument("dst", type=PLACE)
 @click.option("--from", "kind", type=click.Choice(KINDS), help="Kind of SRC. [default: detected]")
 @click.option(
+    "--to",
+    type=click.Choice(TARGETS),
+    default="penstock",
+    help="Format of DST: megatron writes what Megatron-Core loads without Penstock.",
+    show_default=True,
+)
+@click.option(
     "--trust",
     is_flag=True,
     help="Unpickle all of SRC, which runs any code that its author has put there.",
@@ -56,6 +63,7 @@ def convert(
     src: Path,
     dst: str,
     kind: Kind | None,
+    to: Target,
     trust: bool,
     step: int | None,
     overwrite: bool,
@@ -64,11 +72,19 @@ def convert(
     """Convert the checkpoint SRC of another library to a Penstock checkpoint DST.
 
     SRC is a file of torch.save or Lightning, or a directory of PyTorch's Distributed Checkpoint,
-    Lightning, DeepSpeed or accelerate. It is not changed.
+    Lightning, DeepSpeed, accelerate or Megatron-Core (torch_dist). It is not changed. With --to
+    megatron SRC is a Penstock checkpoint of Megatron-Core, and DST one of its own.
     """
     with progress_bar("converting", hidden=as_json) as update:
         report = penstock.convert(
-            src, dst, kind=kind, trust=trust, step=step, overwrite=overwrite, progress=update
+            src,
+            dst,
+            kind=kind,
+            to=to,
+            trust=trust,
+            step=step,
+            overwrite=overwrite,
+            progress=update,
         )
     if as_json:
         print_json(dataclasses.asdict(report))
@@ -81,8 +97,9 @@ def _print(report: penstock.reports.Conversion) -> None:
     out = console()
     tensors = "tensor" if report.tensors == 1 else "tensors"
     step = "" if report.step is None else f" at step {report.step}"
+    made = "a checkpoint of Megatron-Core" if report.kind == "penstock" else "a checkpoint"
     out.print(
-        f"{report.path} is a checkpoint with {report.tensors} {tensors}, "
+        f"{report.path} is {made} with {report.tensors} {tensors}, "
         f"{size(report.tensor_bytes)}, of {report.source} ({report.kind}{step})"
     )
     for what, names in (

@@ -59,16 +59,7 @@ def difference(a: Any, b: Any, limit: int | None = None) -> Difference:
     """Compares two values of one kind, a bounded part of them at a time.
 
     Dimensions that both repeat, as of expanded tensors, are compared once and counted as often as
-    they repeat.
-
-    Args:
-        a: One value.
-        b: The other one.
-        limit: The most elements to compare; None for any number.
-
-    Raises:
-        ValueError: There are more: windows over few elements that do not repeat them in both in the
-            same way, as no writer makes them.
+    they repeat. ``limit`` is the most elements to compare; None for any number.
     """
     elements = math.prod(kind(a).shape)
     if not elements:

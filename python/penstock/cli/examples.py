@@ -4,12 +4,7 @@ from __future__ import annotations
 
 
 def example(*lines: str, after: str = "") -> str:
-    """The end of a help text.
-
-    Args:
-        lines: Command lines, as they are typed.
-        after: Text to put before them.
-    """
+    """The end of a help text."""
     heading = "Example:" if len(lines) == 1 else "Examples:"
     # \b marks a paragraph that click does not wrap.
     shown = "\n".join(["\b", heading, *(f"  {line}" for line in lines)])

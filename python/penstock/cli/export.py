@@ -79,7 +79,8 @@ def export(
     """Export the model in PATH as a directory that from_pretrained and others load.
 
     PATH is a checkpoint, or a store: then its newest complete step. OUT appears complete or not at
-    all. Without OUT, the index and the files saved with the checkpoint are put back into PATH.
+    all. Without OUT, model.safetensors.index.json and the small files saved with the checkpoint are
+    restored in PATH, for a checkpoint saved with groups={'model': ''}.
     """
     if group is not None and key is not None:
         raise click.UsageError("--group and --key: give one of them")

@@ -21,12 +21,7 @@ _Part: TypeAlias = "str | tuple[int, ...]"
 
 
 class Folded(NamedTuple):
-    """A line.
-
-    Attributes:
-        name: The notation for all its names.
-        indices: Indices of its tensors in the input.
-    """
+    """A line: one notation for all its names, and the indices of its tensors in the input."""
 
     name: str
     indices: list[int]
@@ -41,8 +36,7 @@ class _Line(NamedTuple):
 def fold(named: Iterable[tuple[str, Hashable]]) -> list[Folded]:
     """Folds tensors into lines, in the order of the first tensor of each.
 
-    Args:
-        named: The name of each tensor, and a value that must be equal for tensors of one line.
+    Tensors on one line have equal values in ``named``.
     """
     lines = [
         _Line(tuple(map(_part, name.split("."))), kind, [index])

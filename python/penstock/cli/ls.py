@@ -40,8 +40,8 @@ STYLES = {
 
 JSON_KEYS = """\b
 JSON: root, newest (the newest complete step that is not known to be
-  damaged, or null), aside: damaged steps that were set aside, a list of
-  step, path, bytes; steps: a list of
+  damaged, or null), quarantined: damaged steps that were quarantined, a
+  list of step, path, bytes; steps: a list of
   step, state ("complete", "incomplete", "damaged", "partial", "newer" or
   "unreadable"), reason (or null), path, bytes (of all files that can be
   seen), tensors, tensor_bytes, created (UTC) and id, which are null unless
@@ -58,15 +58,15 @@ def ls(root: str, as_json: bool) -> int:
     """List the steps of the store ROOT, complete or not."""
     steps = describe(root)
     newest = max((row["step"] for row in steps if _is_loadable(row)), default=None)
-    aside: list[dict[str, Any]] = [
+    quarantined: list[dict[str, Any]] = [
         {"step": step, "path": path, "bytes": _bytes_within(path)}
-        for step, path in store_at(root).aside()
+        for step, path in store_at(root).quarantined()
     ]
     if as_json:
-        print_json({"root": root, "newest": newest, "steps": steps, "aside": aside})
+        print_json({"root": root, "newest": newest, "steps": steps, "quarantined": quarantined})
         return 0
     out = console()
-    if not (steps or aside):
+    if not (steps or quarantined):
         out.print(f"{root}: no steps")
         return 0
     rows = table("step", "state", "size", "tensors", "created", "", folded=[""], numbers=NUMBERS)
@@ -80,9 +80,11 @@ def ls(root: str, as_json: bool) -> int:
             _remarks(row, is_newest=row["step"] == newest),
             style="red" if row["read_back"] == "damaged" else STYLES[row["state"]],
         )
-    for old in aside:
+    for old in quarantined:
         remark = f"in {os.path.basename(old['path'])}"
-        rows.add_row(str(old["step"]), "set aside", size(old["bytes"]), "", "", remark, style="dim")
+        rows.add_row(
+            str(old["step"]), "quarantined", size(old["bytes"]), "", "", remark, style="dim"
+        )
     out.print(rows)
     reasons = {row["step"]: _reason(row) for row in steps}
     told = [
@@ -116,11 +118,7 @@ def _reason(row: dict[str, Any]) -> str:
 
 
 def describe(root: str) -> list[dict[str, Any]]:
-    """A row of facts for each step, oldest first.
-
-    Raises:
-        CheckpointNotFoundError: There is no directory, or it is a checkpoint itself.
-    """
+    """A row of facts for each step, oldest first."""
     store = store_at(root)
     protected, marks = set(store.protected()), {}
     try:

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 def missing_table(
     missing: Iterable[MissingInfo], shown: Callable[[str], str] = lambda reason: reason
 ) -> Table:
-    """Makes a table of tensors that could not be salvaged; with their ranks if many ranks saved.
-
-    Args:
-        missing: The tensors, one for each row.
-        shown: Shortens a reason.
-    """
+    """Makes a table of tensors that could not be salvaged; with their ranks if many ranks saved."""
     missing = list(missing)
     is_many = any(entry.rank is not None for entry in missing)
     whose = ["of"] if is_many else []

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 def names_of(
     known: Mapping[str, str],
 ) -> Callable[[click.Context, click.Parameter, str | None], list[str] | None]:
-    """A callback that parses names separated by commas, each one of the known names.
-
-    Args:
-        known: A description of each name; empty if the name says it.
-    """
+    """A callback that parses names separated by commas, each one of the known names."""
 
     def parsed(_: click.Context, __: click.Parameter, text: str | None) -> list[str] | None:
         if text is None:

@@ -31,12 +31,7 @@ def is_store(path: str) -> bool:
 
 
 def check_directory(path: str) -> None:
-    """Raises, with a description of the path, unless it is a directory that can be read.
-
-    Raises:
-        CheckpointNotFoundError: It is no directory.
-        StorageError: The system denies access.
-    """
+    """Raises, with a description of the path, unless it is a directory that can be read."""
     found = _native.stat(path)
     if found is None:
         what = "a link that leads nowhere" if os.path.islink(path) else None
@@ -60,10 +55,6 @@ def checkpoint_at(path: str) -> tuple[str, str | None]:
 
     Returns:
         The checkpoint's path, and a note if it is not the given one.
-
-    Raises:
-        CheckpointNotFoundError: There is no directory, or a store without a complete step.
-        StorageError: The system denies access.
     """
     check_directory(path)
     if not is_store(path):
@@ -81,12 +72,7 @@ def checkpoint_at(path: str) -> tuple[str, str | None]:
 
 
 def store_at(path: str) -> penstock.CheckpointStore:
-    """The store in a directory.
-
-    Raises:
-        CheckpointNotFoundError: There is no directory, or it is a checkpoint itself.
-        StorageError: The system denies access.
-    """
+    """The store in a directory."""
     check_directory(path)
     if is_there(os.path.join(path, _native.MANIFEST)):
         raise penstock.errors.CheckpointNotFoundError(

@@ -13,6 +13,7 @@ from penstock.cli.group import LazyGroup
     prefix="trace_",
     helps={
         "merge": "Merge the traces FILES of several processes into OUTPUT, to view them together.",
+        "phases": "Show the phases of a training run: FILES are the traces of all its ranks.",
         "summary": "Show where the time went in FILES, one per process.",
     },
     epilog=example("penstock trace summary trace.json"),

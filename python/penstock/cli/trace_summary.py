@@ -71,7 +71,7 @@ def _plain(file: Path, one: Trace) -> dict[str, Any]:
         "seconds": one.seconds,
         "calls": [call._asdict() for call in summary.calls(one)],
         "work": [work._asdict() for work in summary.work(one)],
-        "requests": [kind._asdict() for kind in summary.requests(one)],
+        "requests": [kind._asdict() for kind in summary.requests(one.requests)],
         "slowest": [
             {
                 "operation": request.operation,
@@ -136,7 +136,7 @@ def _print_work(out: Console, one: Trace) -> None:
 
 
 def _print_requests(out: Console, one: Trace) -> None:
-    kinds = summary.requests(one)
+    kinds = summary.requests(one.requests)
     if not kinds:
         return
     has_tail = any(kind.requests >= _TAIL_REQUESTS_MIN for kind in kinds)

@@ -3,54 +3,51 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from penstock.planning.models.units import byte_count, bytes_per_second, seconds
 
-    _Type = click.ParamType[int]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    _Type = click.ParamType[Any]
 else:
     # `ParamType` is generic for the type checker only: older releases of click lack it.
     _Type = click.ParamType
 
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)(?:/s)?")
-
 _MAX = 2**63 - 1
 
-BYTES = {
-    "": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
-}  # fmt: skip
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
-class _Quantity(_Type):
-    """A number with an optional unit."""
+class Quantity(_Type):
+    """A number with an optional unit, parsed by a function of `penstock.planning.models.units`."""
 
-    def __init__(self, name: str, units: Mapping[str, int]) -> None:
+    def __init__(
+        self, name: str, parse: Callable[[str | float, str], float], *, whole: bool = False
+    ) -> None:
         self.name = name
-        self._units = units
+        self._parse = parse
+        self._whole = whole
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        found = _NUMBER.fullmatch(str(value).strip())
-        if found is None or found[2] not in self._units:
-            units = ", ".join(unit for unit in self._units if unit)
-            self.fail(f"{value!r} is no number with one of the units {units}", param, ctx)
-        number = float(found[1]) * self._units[found[2]]
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parses a number with its unit, for click."""
+        try:
+            number = self._parse(value, self.name)
+        except ValueError as error:
+            self.fail(str(error).removeprefix(f"{self.name}: "), param, ctx)
         if number > _MAX:
             self.fail(f"{value!r} is too large", param, ctx)
-        return round(number)
+        return round(number) if self._whole else number
 
 
-RATE = _Quantity("rate", BYTES)
-BYTE_COUNT = _Quantity("size", BYTES)
-AGE = _Quantity("age", SECONDS)
+RATE = Quantity("rate", bytes_per_second, whole=True)
+BYTE_COUNT = Quantity("size", byte_count, whole=True)
+AGE = Quantity("age", seconds, whole=True)
+DURATION = Quantity("time", seconds)
+AMOUNT = Quantity("size", byte_count)
 
 
 class Size(_Type):

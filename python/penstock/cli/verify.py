@@ -68,7 +68,8 @@ def verify(path: str, explains: bool, as_json: bool) -> int:
     """Read every byte of PATH and compare it with its digest.
 
     PATH is a checkpoint, or a store: then all its steps are checked, except those whose save
-    never finished. Exits with 1 if anything is wrong.
+    never finished, and the store records the results, which penstock ls shows. Exits with 1 if
+    anything is wrong.
     """
     check_directory(path)
     if explains:
@@ -110,11 +111,7 @@ def _explain(path: str, *, as_json: bool) -> int:
 def _verify_store(
     root: str, *, hidden: bool
 ) -> tuple[list[penstock.reports.VerifyResult], list[str]]:
-    """Results of steps that should be checkpoints, and paths of unfinished ones.
-
-    Raises:
-        CheckpointNotFoundError: There is nothing to verify.
-    """
+    """Results of steps that should be checkpoints, and paths of unfinished ones."""
     store = penstock.CheckpointStore(root)
     results, incomplete = [], []
     for info in store.scan():

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 def worked(work: Path, run: Callable[[Callable[[str], object]], object], *, is_quiet: bool) -> None:
     """Runs a function in a new directory, which is removed however it ends.
 
-    Args:
-        work: The directory.
-        run: Called with a function that displays the next activity.
-        is_quiet: Whether nothing is displayed.
+    The function gets one that displays the next activity.
     """
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from penstock.errors import PenstockWarning
 
@@ -22,6 +22,26 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 CallKind = Literal["save", "load", "verify", "scrub"]
+
+
+class SaveInterval(NamedTuple):
+    """The interval between saves that is in force, and its reason.
+
+    Attributes:
+        steps: Number of steps.
+        reason: ``given``; ``first``, before anything is measured; ``best``, of least lost time;
+            ``durable``, as a save takes longer than the best interval; ``bound``, the longest
+            time allowed.
+        seconds: Time of so many steps; None if not measured.
+        cost_seconds: Training time that a save takes; None if not measured.
+        failure_seconds: Mean time between failures; None if not needed.
+    """
+
+    steps: int
+    reason: Literal["given", "first", "best", "durable", "bound"]
+    seconds: float | None = None
+    cost_seconds: float | None = None
+    failure_seconds: float | None = None
 
 
 class Observer(Protocol):
@@ -41,15 +61,13 @@ class Observer(Protocol):
         """Handles a change in the number of running background saves."""
 
     def mirrored(self, outcome: Any, seconds: float) -> None:
-        """Handles the end of copying a step to a mirror.
-
-        Args:
-            outcome: The `MirrorReport`, or the exception.
-            seconds: How long the copy took.
-        """
+        """Handles the end of copying a step to a mirror."""
 
     def passed_over(self, steps: int) -> None:
         """Handles a load that skipped this many bad steps."""
+
+    def paced(self, interval: SaveInterval) -> None:
+        """Handles a new interval between saves, on the rank that measures."""
 
 
 class _Thread(threading.local):
@@ -69,6 +87,9 @@ def observe(observer: Observer | None) -> None:
 
 def notify(say: Callable[[Observer], None]) -> bool:
     """Calls the observer, if there is one; its exceptions become warnings.
+
+    Args:
+        say: Called with the observer.
 
     Returns:
         Whether the observer was called successfully.
@@ -97,11 +118,8 @@ def observed(
 ) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Returns a decorator that reports the outcome of a function to the observer.
 
-    Not for public functions: doctest finds no examples in decorated ones.
-
-    Args:
-        call: The kind of call.
-        ends: Whether a return ends the call; otherwise only an exception does.
+    Not for public functions: doctest finds no examples in decorated ones. ``ends``: a return ends
+    the call; otherwise only an exception does.
     """
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:

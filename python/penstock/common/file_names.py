@@ -40,10 +40,6 @@ class FileNames:
 
     If unfinished saves have left files of the same rank and number, short names keep as much of the
     attempt's id as distinguishes them.
-
-    Args:
-        directory: The checkpoint.
-        texts: All texts to be shown, with whole names in them.
     """
 
     def __init__(self, directory: Path | str, texts: Iterable[str | None]) -> None:

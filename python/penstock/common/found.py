@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from concurrent.futures import Future
 
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
 """The first bytes of the text file that Git LFS leaves in place of a file."""
 POINTER_BYTES = len(_POINTER)
 """The length of that prefix."""
+
+_LOOKERS = 32
+"""Threads that look at files at the same time."""
+
+_LOOKED_AT = 64
+"""Files that a thread looks at in one go; so many or fewer need no thread."""
 
 
 def is_there(path: str) -> bool:
@@ -36,6 +45,29 @@ def has_bytes(path: str, expected: int) -> bool:
     except StorageError:
         return False
     return found == ("file", expected)
+
+
+def first_without_bytes(files: Sequence[tuple[str, int]]) -> int | None:
+    """The index of the first path that is not a file of its number of bytes; None if all are.
+
+    Threads look at many of them at a time: a file system over a network takes a part of a
+    millisecond for each, which the ranks of a large job would add up to minutes. Without further
+    threads, as in an interpreter that ends, this one looks at the rest.
+    """
+
+    def search(begin: int) -> int | None:
+        end = min(begin + _LOOKED_AT, len(files))
+        return next((index for index in range(begin, end) if not has_bytes(*files[index])), None)
+
+    begins = range(0, len(files), _LOOKED_AT)
+    if len(begins) < 2:
+        return search(0)
+    tasks: list[Future[int | None]] = []
+    with ThreadPoolExecutor(_LOOKERS) as pool, suppress(RuntimeError):
+        for begin in begins:
+            tasks.append(pool.submit(search, begin))  # noqa: PERF401 - some may be taken
+    answers = chain((task.result() for task in tasks), map(search, begins[len(tasks) :]))
+    return next((index for index in answers if index is not None), None)
 
 
 def of_git_lfs(start: bytes) -> bool:

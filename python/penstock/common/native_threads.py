@@ -46,9 +46,9 @@ _REST_SECONDS_MAX_UNNAMED = 1.0
 
 
 def rest_at_exit() -> None:
-    """Registers a wait for these threads at the end of the process.
+    """Registers a wait at exit until the native threads of PyTorch are idle.
 
-    Exit functions run in reverse order of registration, so call this as early as possible.
+    Call it early: functions that are registered later run before the wait.
     """
     atexit.register(_wait_for_rest)
 

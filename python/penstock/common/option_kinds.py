@@ -62,9 +62,9 @@ class Number:
             raise ValueError(f"{name}={value}: must be a multiple of {self.multiple_of}")
 
     def whole(self, name: str, value: Any) -> int:
-        """Converts an integer-like value, such as NumPy's, to an int and checks it."""
+        """Converts an integer-like value, such as NumPy's but no bool, to an int and checks it."""
         try:
-            number = operator.index(value)
+            number = value if type(value) is bool else operator.index(value)
         except TypeError:
             raise TypeError(f"{name}={value!r:.80}: must be an int") from None
         self.check(name, number)

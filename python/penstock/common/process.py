@@ -61,11 +61,7 @@ class Placement(NamedTuple):
 
 
 def placement(environment: Mapping[str, str] | None = None) -> Placement | None:
-    """Returns the placement of this process by torchrun, mpirun or srun; None if it is alone.
-
-    Args:
-        environment: Environment variables; None for those of this process.
-    """
+    """Returns the placement of this process by torchrun, mpirun or srun; None if it is alone."""
     given = os.environ if environment is None else environment
     for launcher in _LAUNCHERS:
         rank, ranks = _number(given.get(launcher.rank)), _number(given.get(launcher.size))

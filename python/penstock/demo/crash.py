@@ -1,9 +1,10 @@
-"""Kills a training process in the middle of a save, provably.
+"""Kills a training process during a save, and proves that the save had not committed.
 
-A kill that is merely timed may come before the save or after it. So the process is *stopped* as
-soon as a shard of a new attempt exists, then inspected while nothing in it can run; it is killed
-only if the manifest (the commit point) is still missing: SIGKILL of a stopped process leaves
-exactly what was seen. Otherwise it continues, and the next save is tried.
+A kill at a chosen time may come before the save or after it. The process is therefore stopped
+(SIGSTOP) as soon as a shard of a new attempt exists; a stopped process cannot commit. If the
+directory has no manifest (the commit point) by then, the process is killed (SIGKILL) without
+running again, so the manifest stays missing. If there is a manifest, the process continues, and the
+next save is tried.
 """
 
 from __future__ import annotations

@@ -65,12 +65,7 @@ class Narrator:
         self._print(listing, EVIDENCE_INDENT)
 
     def losses(self, runs: dict[str, TrainingLog], interesting: Iterable[int]) -> None:
-        """Shows losses of several runs side by side.
-
-        Args:
-            runs: Heading to run; the first has every step.
-            interesting: Steps that get a row beside the evenly spaced ones.
-        """
+        """Shows losses of several runs side by side."""
         first = next(iter(runs.values()))
         even = {1 + (first.steps - 1) * row // (LOSS_ROWS - 1) for row in range(LOSS_ROWS)}
         rows = table("step", *runs, numbers=("step", *runs))

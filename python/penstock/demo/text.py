@@ -21,13 +21,8 @@ class Windows:
 
     A resumed training run has to continue with the very window that it would have drawn next. All
     later batches follow from the order of the current epoch, the position in it and the generator
-    that draws the next order: `state_dict` holds just these.
-
-    Args:
-        text: Uint8 tensor of all bytes.
-        window: Bytes a model sees at once; a sample holds one byte more, the last target.
-        batch: Samples in a batch.
-        seed: Seed of the generator that shuffles.
+    that draws the next order: `state_dict` holds just these. A sample holds one byte more than the
+    window, the last target.
     """
 
     def __init__(self, text: torch.Tensor, window: int, batch: int, seed: int) -> None:

@@ -23,13 +23,7 @@ _SIZE_BYTES = 256 << 20
 
 
 def check(url: str, *, measures: bool, progress: Callable[[str], None]) -> Iterator[Finding]:
-    """Tests what checkpoints need of the store, then saves and loads one.
-
-    Args:
-        url: URL for checkpoints.
-        measures: Whether to measure as well.
-        progress: Called with the name of each measurement.
-    """
+    """Tests what checkpoints need of the store, then saves and loads one."""
     try:
         asked = _native.probe_bucket(url)
     except PenstockError as error:

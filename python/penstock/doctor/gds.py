@@ -46,12 +46,7 @@ class SystemPaths(NamedTuple):
 
 
 def check(directory: Path, places: SystemPaths | None = None) -> Iterator[Finding]:
-    """All findings about GPUDirect Storage.
-
-    Args:
-        directory: Directory for checkpoints.
-        places: The system's files.
-    """
+    """All findings about GPUDirect Storage."""
     places = places or SystemPaths()
     if gpus.cufile() is None:
         yield Finding(

@@ -35,13 +35,7 @@ _CONFIDENTIAL = (
 def check(
     directory: Path, *, measures: bool, progress: Callable[[str], None] = lambda _: None
 ) -> Iterator[Finding]:
-    """All findings about GPUs.
-
-    Args:
-        directory: Directory for checkpoints.
-        measures: Whether to measure the link of each GPU, too.
-        progress: Called with the name of each measurement.
-    """
+    """All findings about GPUs."""
     driver = gpus.probe_driver()
     devices = sorted(_DEVICES.glob("nvidia[0-9]*"))
     if driver.problem is not None:

@@ -77,13 +77,7 @@ def _expected_of_one(device: Path) -> Expected:
 
 
 def check(directory: Path, size_bytes: int, progress: Callable[[str], None]) -> Iterator[Finding]:
-    """Measures for 10 to 20 s, and removes its files.
-
-    Args:
-        directory: The directory to measure.
-        size_bytes: Size of the file that is written and read.
-        progress: Called with the name of each measurement.
-    """
+    """Measures for 10 to 20 s, and removes its files."""
     wanted = expected(device_of(directory))
     work = directory / f".penstock-doctor-{os.getpid()}"
 

@@ -13,13 +13,10 @@ T = TypeVar("T")
 
 
 def from_first(find: Callable[[], T]) -> T:
-    """Returns the first rank's result on every rank, or raises its error there.
+    """Returns the first rank's result of a function on every rank, or raises its error there.
 
     Ranks that look by themselves may each see another newest checkpoint, as shared storage may show
     changes to them at different times. All ranks call it.
-
-    Args:
-        find: Computes the result; called on the first rank only.
     """
     if not dist.is_available() or not dist.is_initialized():
         return find()

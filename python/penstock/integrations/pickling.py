@@ -29,9 +29,6 @@ def packed(state: Any, name: str, patterns: Sequence[str], *, is_last_resort: bo
         name: Name of the state itself; empty if its values have no prefix.
         patterns: Names as `penstock.inspect` shows them, or patterns of `fnmatch` for names.
         is_last_resort: Whether values that can be stored otherwise are left unchanged.
-
-    Raises:
-        UnsupportedStateError: A value to be pickled cannot be pickled.
     """
     if not patterns:
         return state
@@ -94,17 +91,7 @@ def is_storable(state: Any) -> bool:
 
 
 def unpacked(state: Any, name: str, *, trust: bool, remedy: str) -> Any:
-    """Inverts `packed`.
-
-    Args:
-        state: The stored state.
-        name: Its name, as for `packed`.
-        trust: Whether pickled bytes, which can run any code, are unpickled.
-        remedy: How to have them unpickled, for the error.
-
-    Raises:
-        UnsupportedStateError: There are pickled bytes, and ``trust`` is False.
-    """
+    """Inverts `packed`. ``trust``: whether pickled bytes, which can run any code, are unpickled."""
 
     def below(key: Any, one: Any) -> Any:
         return unpacked(one, _below(name, key), trust=trust, remedy=remedy)

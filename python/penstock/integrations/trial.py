@@ -27,12 +27,6 @@ def trial_directory(root: str) -> Iterator[str]:
 
     Random states are restored afterwards. All ranks call it. The next trial below the same
     directory removes the leftovers of one that was killed.
-
-    Args:
-        root: The directory below which it is made, which all ranks see.
-
-    Raises:
-        RankError: The trial failed on another rank, and not on this one.
     """
     generators = Training()
     before = generators.state_dict()
@@ -50,11 +44,7 @@ def trial_directory(root: str) -> Iterator[str]:
 
 
 def _agree(error: Exception | None) -> None:
-    """Waits until the trial has ended on all ranks.
-
-    Raises:
-        RankError: It failed on another rank, and not on this one.
-    """
+    """Waits until the trial has ended on all ranks."""
     if not dist.is_available() or not dist.is_initialized():
         return
     verdicts: list[Any] = [None] * dist.get_world_size()

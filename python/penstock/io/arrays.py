@@ -13,12 +13,7 @@ from penstock.tensors.native_rows import NativeArray
 
 
 def to_read_into(value: Any, memory: Memory) -> NativeArray:
-    """Returns an array that the native module may fill.
-
-    Args:
-        value: The caller's tensor, array or buffer.
-        memory: The memory of its elements.
-    """
+    """Returns an array that the native module may fill."""
     if memory.owner is not value and isinstance(memory.owner, type(value)):
         # The elements in memory of a conjugate view are not its values.
         raise refusal("a conjugate or negated view cannot be read into: use the plain tensor")

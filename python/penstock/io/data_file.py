@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock import _native
-from penstock.io.arguments import decode_local_path
 from penstock.reports import Fallback
+from penstock.tensors.arguments import decode_local_path
 
 if TYPE_CHECKING:
     from typing import Self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import StorageError
+from penstock.errors import storage_errors
 from penstock.io.files.digests import chunk_digests, damaged, differing
 from penstock.tensors.copying import byte_view
 from penstock.tensors.file_tensor import CHUNK_BYTES, FileTensor, HeldFile
@@ -20,12 +20,7 @@ _READ_BYTES = 16 << 20
 
 
 class ReservedFile:
-    """A file with reserved space; its owner writes it, and this object's end removes it.
-
-    Attributes:
-        path: The path of the file.
-        nbytes: The size of the file.
-    """
+    """A file with reserved space; its owner writes it, and this object's end removes it."""
 
     def __init__(self, path: str, nbytes: int) -> None:
         self.path = path
@@ -35,11 +30,7 @@ class ReservedFile:
 class DigestedFile(HeldFile):
     """A complete file of tensors on stable storage.
 
-    Args:
-        room: The file.
-        chunks: The digest of each chunk of the file.
-        io: The `TensorIO` that reads the file.
-        target: Returns the place where a load stores a replacement for one of its tensors.
+    ``target`` returns the place where a load stores a replacement for one of its tensors.
     """
 
     def __init__(
@@ -96,13 +87,9 @@ class DigestedFile(HeldFile):
 
 def sync(path: str) -> None:
     """Makes the bytes written to a file survive a power cut."""
-    try:
+    with storage_errors("sync", path):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise StorageError(
-            f"cannot sync {path}: {error.strerror}", path=path, errno=error.errno
-        ) from error

@@ -86,11 +86,7 @@ class Choice:
         return cls(engine=options.engine, **chosen)
 
     def settings(self, file: _native.DataFile | None) -> ExecutorSettings:
-        """Returns all settings, completed to suit the device that holds a file.
-
-        Args:
-            file: The file; None for a transfer without any file.
-        """
+        """Returns all settings, completed to suit the device of a file; None for no file."""
         extent_bytes, blocks, io_threads = file.suited if file else (_MIB, 32, 1)
         staging_bytes = self.staging_bytes or _STAGING_BYTES
         if self.is_for_rows and file and file.direct:
@@ -141,10 +137,8 @@ def hold(settings: ExecutorSettings) -> _native.Executor:
 def release(settings: ExecutorSettings, *, is_idle: bool) -> None:
     """Gives up a hold on an executor, and closes one without holders.
 
-    Args:
-        settings: The settings passed to `hold`.
-        is_idle: Whether no transfer of the caller is running; otherwise the executor stays until
-            the end of the program, which waits for the transfer.
+    If a transfer of the caller is running, the executor stays until the end of the program, which
+    waits for it.
     """
     with _lock:
         _users[settings] -= 1

@@ -28,19 +28,13 @@ def for_rows(io: TensorIO | None = None) -> TensorIO:
 def another(io: TensorIO, *, direct: str | None = None) -> TensorIO:
     """One with the same settings and a share of the device of its own.
 
-    Args:
-        io: Whose settings.
-        direct: Whether its files are opened past the page cache; None for the same.
+    ``direct``: whether its files are opened past the page cache; None for the same.
     """
     return io._another(direct=direct)
 
 
 def claim_of(io: TensorIO) -> Claim:
-    """Its claim on the workers of this process, for requests that are not of tensors.
-
-    Raises:
-        ValueError: It is closed.
-    """
+    """Its claim on the workers of this process, for requests that are not of tensors."""
     return io._claim_here()
 
 

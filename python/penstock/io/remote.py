@@ -12,7 +12,7 @@ from penstock import _native
 from penstock.common.option_kinds import Number
 from penstock.common.paths import of_bucket
 from penstock.errors import UnsupportedPathError
-from penstock.io.arguments import decode_path
+from penstock.tensors.arguments import decode_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable

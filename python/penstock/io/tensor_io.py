@@ -172,7 +172,7 @@ class TensorIO:
         """
         wanted, files, tensors = TransferRequests(), CallFiles(self._direct, "r"), []
         for tensor, file, offset in requests:
-            _OFFSET.check("offset", offset)
+            offset = _OFFSET.whole("offset", offset)
             wanted.read(tensor, files.of(file), offset)
             tensors.append(tensor)
         claim = self._claim_here()
@@ -195,7 +195,7 @@ class TensorIO:
         """
         given, files = TransferRequests(), CallFiles(self._direct, "w")
         for tensor, file, offset in requests:
-            _OFFSET.check("offset", offset)
+            offset = _OFFSET.whole("offset", offset)
             given.write(tensor, files.of(file), offset)
         claim = self._claim_here()
         return self._started(
@@ -205,17 +205,17 @@ class TensorIO:
             lambda share: share.write(given.of_host, given.on_devices, bool(sync)),
         )
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout_seconds: float | None = None) -> None:
         """Waits for all transfers submitted to this `TensorIO`.
 
         Args:
-            timeout: Longest wait, in seconds; None for no limit.
+            timeout_seconds: Longest wait, in seconds; None for no limit.
 
         Raises:
             TransferError: A transfer failed and its error has not been raised yet.
             TimeoutError: Some transfers have not ended in time.
         """
-        self._claim_here().wait(timeout)
+        self._claim_here().wait(timeout_seconds)
 
     @property
     def in_flight_max(self) -> int:
@@ -263,9 +263,10 @@ class TensorIO:
                 raise
         self.__exit__(kind)
 
-    def __del__(self) -> None:
-        # At the interpreter's end all transfers have already been finished.
-        if hasattr(self, "_claim") and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the interpreter's end all transfers have already been finished. This module may be
+        # emptied by then, so the function is an argument.
+        if hasattr(self, "_claim") and not is_finalizing():
             self._let_go()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -368,8 +369,7 @@ class Claim:
     ) -> Generator[tuple[_native.Executor, _native.Share]]:
         """Yields the executor and the share of it, held until the block ends.
 
-        Args:
-            file: The first file determines the settings that suit its device.
+        The settings suit the device of the first file.
         """
         with _lock:
             if self._is_gone:
@@ -410,10 +410,10 @@ class Claim:
         """Whether the claim belongs to this process."""
         return self._process == os.getpid()
 
-    def wait(self, timeout: float | None) -> None:
+    def wait(self, timeout_seconds: float | None) -> None:
         """Waits for all submitted transfers."""
         try:
-            wait_all([one for one in self.pending if not one.is_seen], timeout)
+            wait_all([one for one in self.pending if not one.is_seen], timeout_seconds)
         finally:
             self.pending.sweep()
 

@@ -103,22 +103,22 @@ class Transfer:
         # The caller that cancels needs no report of the end.
         self.is_seen = True
 
-    def result(self, timeout: float | None = None) -> TransferReport:
+    def result(self, timeout_seconds: float | None = None) -> TransferReport:
         """Waits until the transfer has ended and returns its report.
 
         Args:
-            timeout: Longest wait, in seconds; None for no limit.
+            timeout_seconds: Longest wait, in seconds; None for no limit.
 
         Raises:
             TransferError: Not all bytes were moved; of several failures, the first.
             TransferCancelledError: The transfer was cancelled.
             TimeoutError: The transfer has not ended in time; it continues.
-            ValueError: ``timeout`` is NaN.
+            ValueError: ``timeout_seconds`` is NaN.
             PenstockError: This process is a fork of the one that runs the transfer.
         """
-        report = self._wait(timeout)
+        report = self._wait(timeout_seconds)
         if report is None:
-            raise TimeoutError(f"the transfer has not ended in {timeout} s")
+            raise TimeoutError(f"the transfer has not ended in {timeout_seconds} s")
         return report
 
     def __await__(self) -> Generator[None, None, TransferReport]:
@@ -144,16 +144,16 @@ class Transfer:
     def __repr__(self) -> str:
         return f"<Transfer {'done' if self.done() else 'under way'}>"
 
-    def ends_within(self, timeout: float | None) -> bool:
+    def ends_within(self, timeout_seconds: float | None) -> bool:
         """Waits until the transfer has ended or failed; its error remains to be raised."""
         try:
-            return self._native.wait(timeout) is not None
+            return self._native.wait(timeout_seconds) is not None
         except PenstockError:
             return True
 
-    def _wait(self, timeout: float | None) -> TransferReport | None:
+    def _wait(self, timeout_seconds: float | None) -> TransferReport | None:
         try:
-            moved = self._native.wait(timeout)
+            moved = self._native.wait(timeout_seconds)
         except PenstockError:
             # Other exceptions, such as a signal handler's, are not the outcome of the transfer.
             self.is_seen = True
@@ -181,12 +181,14 @@ class Transfer:
         )
 
 
-def wait_all(transfers: Iterable[Transfer], timeout: float | None = None) -> list[TransferReport]:
+def wait_all(
+    transfers: Iterable[Transfer], timeout_seconds: float | None = None
+) -> list[TransferReport]:
     """Waits for several transfers, even if some fail.
 
     Args:
         transfers: The transfers.
-        timeout: Longest wait for all of them together, in seconds; None for no limit.
+        timeout_seconds: Longest wait for all of them together, in seconds; None for no limit.
 
     Returns:
         The reports, in the same order.
@@ -198,14 +200,14 @@ def wait_all(transfers: Iterable[Transfer], timeout: float | None = None) -> lis
             notes.
         TimeoutError: Some transfers have not ended in time; they continue.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     transfers = list(transfers)
     # No error counts as raised before all transfers have ended: a time-out or a signal would
     # swallow it.
     for transfer in transfers:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         if not transfer.ends_within(left):
-            raise TimeoutError(f"not all transfers have ended in {timeout} s")
+            raise TimeoutError(f"not all transfers have ended in {timeout_seconds} s")
     reports: list[TransferReport] = []
     failures: list[PenstockError] = []
     for transfer in transfers:

@@ -66,10 +66,10 @@ class Conversion:
     Attributes:
         path: The new checkpoint.
         source: The source.
-        kind: The kind of source: ``"torch"``, ``"lightning"``, ``"dcp"``, ``"deepspeed"`` or
-            ``"accelerate"``.
+        kind: The kind of source: ``"torch"``, ``"lightning"``, ``"dcp"``, ``"deepspeed"``,
+            ``"accelerate"`` or ``"megatron"``; ``"penstock"`` if the new one is Megatron-Core's.
         step: The step stored with the new checkpoint; None if unknown.
-        checkpoint_id: Identity of the new checkpoint.
+        checkpoint_id: Identity of the one that is Penstock's.
         tensors: Number of tensors stored.
         tensor_bytes: Bytes of their data.
         bytes: Bytes of all files written.

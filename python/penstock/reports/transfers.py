@@ -40,7 +40,8 @@ class SaveReport:
         fallbacks: Preferred methods that could not be used, each a reason with a ``kind``; see
             `Fallback`.
         choices: Values of ``extent_bytes``, ``io_threads`` and ``queue_depth`` that Penstock chose,
-            with reasons, because they were not given or exceeded the available memory.
+            with reasons, because they were not given or exceeded the available memory; with
+            ``save_every="auto"``, on rank 0, the number of steps until the next save.
         device: The block device of the directory, with its driver; None if unknown.
         io_threads: Threads that moved bytes.
         queue_depth: Largest number of requests in flight per thread.
@@ -52,6 +53,8 @@ class SaveReport:
             Tensors on other devices are not included, because PyTorch copies them to the host.
         rank: Number of the rank that this report describes; bytes, tensors and files are its own.
         world_size: Number of ranks that saved together.
+        total_bytes: Bytes of the files that all ranks wrote, manifest included; None but on the
+            rank that commits.
     """
 
     path: str
@@ -77,6 +80,7 @@ class SaveReport:
     device_bytes: int = 0
     rank: int = 0
     world_size: int = 1
+    total_bytes: int | None = None
 
     @property
     def gb_per_second(self) -> float:

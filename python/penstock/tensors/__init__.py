@@ -1,1 +1,1 @@
-"""Tensors as values: dtypes, memory, devices, file tensors, marks on leaves of a state."""
+"""Dtypes, memory and devices of tensors; tensors in files; marks on states and leaves."""

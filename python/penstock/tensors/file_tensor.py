@@ -91,10 +91,10 @@ class FileTensor:
 
 
 class FileTarget:
-    """A place in a file where a load stores a tensor.
+    """A tensor in a file that a load replaces; derived classes know the place.
 
     Attributes:
-        filler: Fills this target together with others of its own.
+        filler: Stores the new values of all its targets together.
         dtype: A `torch.dtype`.
         shape: Its sizes, on this rank.
         like: The `DTensor` of which this is the local part; None for a plain tensor.

@@ -1,8 +1,8 @@
-"""Rows that the native module takes: memory to read or to fill, with what it holds.
+"""Named tuples for the native module: tensors to store or link, and memory to fill.
 
-Each is a tuple with names, so the native module reads it as a plain tuple. An address is that of
-the first item, strides are in bytes and None where the items lie in C order, and the owner keeps
-the memory alive for as long as the native module uses it.
+The native module reads each as a plain tuple. Most have the fields ``address``, the address of the
+first item; ``strides``, in bytes, or None if the items are contiguous in C order; and ``owner``, an
+object that keeps the memory alive while the native module uses it.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.converting.deepspeed import read_deepspeed
-from penstock.checkpoint.converting.safetensors_file import read_safetensors
+from penstock.checkpoint.converting.files.safetensors_file import read_safetensors
 from penstock.errors import CorruptCheckpointError, IncompleteCheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.checkpoint.converting.pickles import Pickles
+    from penstock.checkpoint.converting.files.pickles import Pickles
 
 _RANDOM = re.compile(r"random_states_(\d+)\.pkl")
 _PICKLED = re.compile(
@@ -53,7 +53,7 @@ def read_accelerate(path: str, pickles: Pickles) -> dict[str, Any]:
             state[name.partition(".")[0]] = _indexed(path, name, pickles)
         elif _SHARDED.fullmatch(name) and os.path.isdir(file):
             # Imported late, as it takes seconds.
-            from penstock.checkpoint.converting.dcp import read_dcp
+            from penstock.checkpoint.converting.distributed.dcp import read_dcp
 
             state[name] = read_dcp(file, pickles)
         elif _ENGINE.fullmatch(name) and os.path.isdir(file):

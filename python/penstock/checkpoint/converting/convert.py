@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.api import save
-from penstock.checkpoint.converting.kinds import KINDS
+from penstock.checkpoint.converting.kinds import KINDS, TARGETS
+from penstock.common.progress import shown
 from penstock.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
@@ -16,12 +17,12 @@ from penstock.errors import (
     StorageError,
     UnsupportedStateError,
 )
-from penstock.io.arguments import check_step, decode_path, to_native
 from penstock.reports import Conversion
+from penstock.tensors.arguments import check_step, decode_path, to_native
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.converting.kinds import Kind
-    from penstock.checkpoint.converting.pickles import Pickles
+    from penstock.checkpoint.converting.files.pickles import Pickles
+    from penstock.checkpoint.converting.kinds import Kind, Target
     from penstock.common.progress import Progress
     from penstock.options import Options
 
@@ -33,6 +34,7 @@ def convert(
     path: str | os.PathLike[str] | bytes,
     *,
     kind: Kind | None = None,
+    to: Target = "penstock",
     trust: bool = False,
     step: int | None = None,
     overwrite: bool = False,
@@ -41,17 +43,24 @@ def convert(
 ) -> Conversion:
     """Saves the checkpoint of another library as a new one, with all tensors bit for bit equal.
 
+    With ``to="megatron"`` it is the other way: a checkpoint that Penstock has stored for
+    Megatron-Core becomes one of Megatron-Core's own, in the format ``torch_dist``.
+
     The state is the one that the library itself loads: for a ``torch.save`` file the result of
     ``torch.load``, for a DCP directory the nested state dict with whole tensors, for DeepSpeed and
     accelerate a dictionary with the contents of each file, by its name. Tensors that share memory
     in the source are tied in the new checkpoint. Files are mapped to memory, compressed ones are
-    unpacked into it; all tensors of a DCP checkpoint are in memory at once.
+    unpacked into it; all tensors of a DCP checkpoint are in memory at once. For Megatron-Core it is
+    the state that `penstock.integrations.megatron` saves.
 
     Args:
         source: A file or directory of ``torch.save``, Lightning, DCP, DeepSpeed (of one tag, or its
-            parent) or accelerate. It is not changed.
+            parent), accelerate or Megatron-Core. It is not changed.
         path: The new checkpoint's directory.
         kind: The kind of source; None to detect it.
+        to: The format of the new checkpoint: ``"penstock"``, or ``"megatron"`` for a checkpoint
+            that `penstock.integrations.megatron` or this function has saved. That one takes no
+            ``kind``, ``step`` and ``overwrite``.
         trust: Whether to unpickle more than tensors, containers and plain values, which runs code
             chosen by the writer of the source; and to store values that the format does not support
             as pickled bytes.
@@ -87,15 +96,25 @@ def convert(
     to_native(options)
     step = None if step is None else check_step(step)
     _check_apart(origin, where)
+    if to not in TARGETS:
+        raise ValueError(f"to={to!r}: must be one of {', '.join(TARGETS)}")
+    if to == "megatron":
+        if kind is not None or step is not None or overwrite:
+            raise ValueError("to='megatron' takes no kind, step and overwrite")
+        return _to_megatron(origin, where, options, progress, began)
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
     _check_torch()
     # These modules need PyTorch.
-    from penstock.checkpoint.converting.pickles import Pickles
+    from penstock.checkpoint.converting.files.pickles import Pickles
 
     pickles = Pickles(bool(trust))
     state, found = _inspected(origin, kind, pickles)
-    state, pickled = _storable(origin, state, trust=pickles.trust)
+    files, pickled = None, list[str]()
+    if found == "megatron":
+        state, files = state
+    else:
+        state, pickled = _storable(origin, state, trust=pickles.trust)
     known = step if step is not None else _step_of(state, found)
     report = save(
         where,
@@ -106,6 +125,7 @@ def convert(
         options=options,
         progress=progress,
         no_dist=True,
+        files=files,
     )
     return Conversion(
         path=where,
@@ -118,6 +138,44 @@ def convert(
         bytes=report.bytes,
         trusted=tuple(sorted({name for names in pickles.trusted.values() for name in names})),
         pickled=tuple(pickled),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _to_megatron(
+    source: str,
+    path: str,
+    options: Options | None,
+    progress: bool | Progress,
+    began: float,
+) -> Conversion:
+    _check_torch()
+    # Imported late, as it takes seconds.
+    from penstock.checkpoint.converting.distributed.torch_dist import write_torch_dist
+
+    with shown(progress, "converting") as update:
+        try:
+            written = write_torch_dist(source, path, to_native(options), update)
+        except OSError as error:
+            if isinstance(error, PenstockError):
+                raise
+            file = str(error.filename or path)
+            raise StorageError(
+                f"{file}: {error.strerror}: make room there, or convert to another place",
+                path=file,
+                errno=error.errno,
+            ) from error
+    return Conversion(
+        path=path,
+        source=source,
+        kind="penstock",
+        step=written.step,
+        checkpoint_id=written.checkpoint_id,
+        tensors=written.tensors,
+        tensor_bytes=written.tensor_bytes,
+        bytes=written.bytes,
+        trusted=(),
+        pickled=(),
         seconds=time.perf_counter() - began,
     )
 
@@ -156,9 +214,13 @@ def _read(path: str, kind: Kind, pickles: Pickles) -> Any:
         return read_deepspeed(path, pickles)
     if kind == "accelerate":
         return read_accelerate(path, pickles)
+    if kind == "megatron":
+        from penstock.checkpoint.converting.distributed.megatron import read_megatron
+
+        return read_megatron(path, pickles)
     if os.path.isdir(path):
         # Imported late, as it takes seconds.
-        from penstock.checkpoint.converting.dcp import read_dcp
+        from penstock.checkpoint.converting.distributed.dcp import read_dcp
 
         state = read_dcp(path, pickles)
         # A sharding strategy stores values that are no tensors in a file beside the shards.

@@ -13,7 +13,7 @@ from penstock.errors import CheckpointExistsError, IncompleteCheckpointError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.checkpoint.converting.pickles import Pickles
+    from penstock.checkpoint.converting.files.pickles import Pickles
 
 LATEST = "latest"
 """The file that names the directory of the newest tag."""

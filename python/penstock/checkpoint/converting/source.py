@@ -6,6 +6,7 @@ import os
 import stat
 
 from penstock.checkpoint.converting import accelerate, deepspeed
+from penstock.checkpoint.converting.distributed.megatron import is_megatron
 from penstock.checkpoint.converting.kinds import KINDS, Kind
 from penstock.checkpoint.loading.dcp_files import METADATA, data_files, is_marked, metadata_of_ranks
 from penstock.checkpoint.loading.path_kind import (
@@ -58,7 +59,9 @@ def _of_directory(path: str, names: set[str]) -> Kind | None:
     if is_marked(path):
         return None
     if METADATA in names or data_files(names) or metadata_of_ranks(names):
-        return "lightning" if EXTRA in names else "dcp"
+        if EXTRA in names:
+            return "lightning"
+        return "megatron" if is_megatron(path) else "dcp"
     # accelerate may let DeepSpeed save in the same directory.
     if accelerate.is_accelerate(names):
         return "accelerate"

@@ -15,9 +15,7 @@ from penstock.errors import UnsupportedStateError
 def with_pickles(state: Any, *, is_strict: bool) -> tuple[Any, list[str]]:
     """Returns the state with `bytes` in place of every value that the format does not support.
 
-    Args:
-        state: Any state.
-        is_strict: Whether the first such value is an error instead.
+    If ``is_strict``, the first such value is an error instead.
 
     Returns:
         The state, and the dotted names of the replaced values. `pickle.loads` restores them.

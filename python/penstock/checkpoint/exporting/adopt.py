@@ -17,13 +17,14 @@ from penstock.errors import (
     CorruptCheckpointError,
     StorageError,
     UnsupportedStateError,
+    storage_errors,
 )
-from penstock.io.arguments import decode_local_path
 from penstock.io.files.digests import chunk_digests
 from penstock.io.files.file_marks import FileMark
 from penstock.io.files.safetensors_header import header_of
 from penstock.io.tensor_io import TensorIO
 from penstock.options import Options
+from penstock.tensors.arguments import decode_local_path
 from penstock.tensors.dtypes import import_torch
 from penstock.tensors.file_tensor import CHUNK_BYTES, FileTarget, FileTensor, HeldFile
 
@@ -170,12 +171,7 @@ def _tensor(held: _Held, name: str, stored: TensorExtent) -> FileTensor:
 
 
 def check_no_pieces(path: str, metadata: Mapping[str, str]) -> None:
-    """Refuses a file whose tensors are parts of larger ones, such as a shard of many ranks.
-
-    Args:
-        path: The file.
-        metadata: The metadata of its header.
-    """
+    """Refuses a file whose tensors are parts of larger ones, such as a shard of many ranks."""
     if _BOXES in metadata:
         raise UnsupportedStateError(
             f"{path}: it holds pieces of tensors: penstock.load puts them together, from the"
@@ -247,15 +243,10 @@ def _digests(io: TensorIO, path: str, mark: FileMark, report_bytes: Any) -> list
             chunks += chunk_digests(memory)
             report_bytes(at)
         pending = begun
-    try:
-        with open(path, "rb") as file:
-            # A checkpoint is on stable storage, and may be all that is left after a power cut.
-            os.fsync(file.fileno())
-            is_same = FileMark.of(os.fstat(file.fileno())) == mark
-    except OSError as error:
-        raise StorageError(
-            f"cannot read {path}: {error.strerror}", path=path, errno=error.errno
-        ) from error
+    with storage_errors("read", path), open(path, "rb") as file:
+        # A checkpoint is on stable storage, and may be all that is left after a power cut.
+        os.fsync(file.fileno())
+        is_same = FileMark.of(os.fstat(file.fileno())) == mark
     if not is_same:
         raise CorruptCheckpointError(
             f"{path} has changed while it was read: import it when nobody writes to it",

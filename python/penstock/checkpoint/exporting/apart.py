@@ -18,12 +18,7 @@ _COPIES = (torch.Tensor.contiguous, torch.Tensor.clone)
 
 
 class TensorSlice(NamedTuple):
-    """A part of a tensor.
-
-    Attributes:
-        start: Index of its first element.
-        sizes: Its sizes along each dimension.
-    """
+    """A part of a tensor."""
 
     start: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -67,14 +62,7 @@ def split_weights(weights: Sequence[Weight], model: MetaModel) -> list[Weight] |
 def box_of(
     sizes: Sequence[int], offset: int, shape: Sequence[int], strides: Sequence[int]
 ) -> TensorSlice | None:
-    """Returns the box of a view in a contiguous tensor; None if it is no box, or transposed.
-
-    Args:
-        sizes: The tensor's sizes.
-        offset: Offset of the view's first element.
-        shape: The view's shape.
-        strides: The view's strides.
-    """
+    """Returns the box of a view in a contiguous tensor; None if it is no box, or transposed."""
     if tuple(shape) == tuple(sizes) and offset == 0 and 0 in shape:
         return TensorSlice((0,) * len(shape), tuple(shape))
     rest = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 def appearing(path: str) -> Iterator[str]:
     """Yields a directory to fill, which is then moved to its final path, durably.
 
-    Args:
-        path: The final path; only an empty directory may exist there.
+    Only an empty directory may exist at the final path.
     """
     _check_free(path)
     parent = os.path.dirname(path)

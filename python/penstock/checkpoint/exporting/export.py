@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
 import os
 import time
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.exporting import beside
+import numpy as np
+
+from penstock import _native
 from penstock.checkpoint.exporting.chosen import group_of, shards_of, weights_of
 from penstock.checkpoint.exporting.directory import replace
 from penstock.checkpoint.exporting.job import CONFIG, Job, floats
@@ -16,11 +20,12 @@ from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.saving.groups import IN_PLACE, INDEX, read_files
 from penstock.common.option_kinds import Number
 from penstock.common.progress import shown
-from penstock.errors import StateMismatchError
-from penstock.io.arguments import decode_local_path, decode_path, to_native
+from penstock.errors import CorruptCheckpointError, StateMismatchError, StorageError
 from penstock.options import Options
 from penstock.reports import ExportReport
 from penstock.tensors import dtypes
+from penstock.tensors.arguments import decode_local_path, decode_path, to_native
+from penstock.tensors.memory import of_array, to_source
 
 if TYPE_CHECKING:
     import torch
@@ -175,7 +180,7 @@ def _in_place(checkpoint: OpenCheckpoint, began: float) -> ExportReport:
 
 def _beside(checkpoint: OpenCheckpoint, *, with_index: bool = False) -> dict[str, bytes]:
     """Returns the small files that were saved with a checkpoint, by name."""
-    found = beside.read(checkpoint.path, checkpoint.id)
+    found = _saved_beside(checkpoint.path, checkpoint.id)
     return {name: content for name, content in found.items() if with_index or name != INDEX}
 
 
@@ -194,3 +199,49 @@ def _unfuses(model: MetaModel | None, unfuse: bool | None) -> bool:
             "pass it in files, with transformers installed"
         )
     return model is not None and unfuse is not False and (unfuse is True or model.is_fused)
+
+
+_ALL_BYTES = (1 << 64) - 1
+
+
+def _saved_beside(path: str, checkpoint_id: str) -> dict[str, bytes]:
+    """Returns the small files of a checkpoint (`docs/format.md`, 3.7) by name, verified."""
+    try:
+        manifest = json.loads(_content(path, _native.MANIFEST))
+    except RecursionError:
+        # Metadata that is nested endlessly, with a correct digest.
+        raise _damaged(path, _native.MANIFEST, "it nests too deeply") from None
+    if manifest["id"] != checkpoint_id:
+        raise CorruptCheckpointError(
+            f"{path} was replaced while it was read: try again", path=path, file=_native.MANIFEST
+        )
+    found = {}
+    for row in manifest.get("beside", ()):
+        content = _content(path, row["file"])
+        if len(content) != row["bytes"] or _digest(content) != row["digest"]:
+            raise _damaged(path, row["file"], "its bytes are not what was saved")
+        found[row["name"]] = content
+    return found
+
+
+def _content(path: str, name: str) -> bytes:
+    where = os.path.join(path, name)
+    try:
+        return _native.read_start(where, _ALL_BYTES)
+    except StorageError as error:
+        if error.errno == errno.ENOENT:
+            raise _damaged(path, name, "it is missing") from error
+        raise
+
+
+def _digest(content: bytes) -> str:
+    source = to_source(of_array(np.frombuffer(content, np.uint8), "file"), "file")
+    return f"crc64nvme:{_native.digests([source])[0]:016x}"
+
+
+def _damaged(path: str, name: str, detail: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{path}: {name}: {detail}; files= of penstock.export gives others",
+        path=path,
+        file=name,
+    )

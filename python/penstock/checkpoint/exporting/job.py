@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from penstock.checkpoint.exporting import placing, streamed
+from penstock.checkpoint.exporting import streamed
 from penstock.checkpoint.exporting.directory import appearing, write
 from penstock.checkpoint.saving.blocking import save_and_wait
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import IN_PLACE, INDEX, Groups
 from penstock.common.paths import of_bucket
-from penstock.errors import StateMismatchError
+from penstock.errors import StateMismatchError, StorageError, storage_errors
 from penstock.reports import ExportReport
 from penstock.tensors import dtypes
 
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.exporting.chosen import Shards, Weight
     from penstock.checkpoint.exporting.models import MetaModel
-    from penstock.checkpoint.exporting.placing import Way
     from penstock.checkpoint.loading.opened import OpenCheckpoint
     from penstock.common.progress import Progress
     from penstock.options import Options
@@ -99,8 +100,8 @@ class Job:
                     source = os.path.join(self.checkpoint.path, file)
                     target = os.path.join(directory, name)
                     if is_hard:
-                        placing.hard_link(source, target)
-                    elif not placing.reflink(source, target):
+                        hard_link(source, target)
+                    elif not reflink(source, target):
                         raise _NotSharedError
                 return self._finish(directory, file_of, shards.total_bytes, 0, way)
         except _NotSharedError:
@@ -272,3 +273,47 @@ def _retyped(config: bytes, kind: torch.dtype) -> bytes:
     member = "torch_dtype" if "torch_dtype" in facts else "dtype"
     facts[member] = str(kind).removeprefix("torch.")
     return json.dumps(facts, indent=2).encode() + b"\n"
+
+
+Way: TypeAlias = Literal["reflink", "hard link", "copy"]
+"""How a file got its other name."""
+
+_FICLONE = 0x40049409
+"""Shares the blocks of a file with an empty one: ioctl_ficlone(2)."""
+
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS)
+
+NO_LINK = (
+    errno.EPERM,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EINVAL,
+    errno.EXDEV,
+    errno.EMLINK,
+)
+"""Errors for a file that cannot be hard-linked to that place."""
+
+
+def reflink(source: str, target: str) -> bool:
+    """Creates a file that shares the blocks of another; returns whether this is supported."""
+    shared = storage_errors("share the blocks of", source)
+    with shared, open(source, "rb") as old, open(target, "xb") as new:
+        try:
+            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            os.remove(target)
+            return False
+    return True
+
+
+def hard_link(source: str, target: str) -> None:
+    """Creates a hard link to a file."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        remedy = ": leave --hard-link out to copy it" if error.errno in NO_LINK else ""
+        raise StorageError(
+            f"cannot link {source}: {error.strerror}{remedy}", path=source, errno=error.errno
+        ) from error

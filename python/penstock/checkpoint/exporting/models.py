@@ -16,11 +16,7 @@ NAMES_MAX = 5
 
 
 class MetaModel:
-    """A model without its tensors, created from a configuration.
-
-    Args:
-        model: The module, on the device ``meta``.
-    """
+    """A model without its tensors (on the device ``meta``), created from a configuration."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.checkpoint.loading.opened import BoxRead
-from penstock.errors import StorageError
+from penstock.errors import storage_errors
 from penstock.io.buffers import Buffers
 from penstock.io.tensor_io import TensorIO
 from penstock.tensors import dtypes
@@ -39,13 +39,7 @@ SLOT_BYTES_MAX = 64 << 20
 
 
 class TensorLocation(NamedTuple):
-    """The place of a tensor in a file.
-
-    Attributes:
-        weight: The tensor.
-        kind: Its type in the file.
-        offset: Offset of its first byte in the file.
-    """
+    """The place of a tensor in a file."""
 
     weight: Weight
     kind: torch.dtype
@@ -286,7 +280,7 @@ def _aligned(nbytes: int) -> int:
 
 def _reserve(path: str, nbytes: int) -> None:
     """Creates a file of a given size, with reserved space."""
-    try:
+    with storage_errors("make room for", path, ": make room, and export again"):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             try:
@@ -297,9 +291,3 @@ def _reserve(path: str, nbytes: int) -> None:
                 os.ftruncate(fd, nbytes)
         finally:
             os.close(fd)
-    except OSError as error:
-        raise StorageError(
-            f"cannot make room for {path}: {error.strerror}: make room, and export again",
-            path=path,
-            errno=error.errno,
-        ) from error

@@ -47,13 +47,9 @@ class Cut(NamedTuple):
 
 
 def boxes(shape: Sequence[int], cuts: Iterable[Cut]) -> list[Box]:
-    """Returns the boxes of a global tensor that remain after some cuts; usually one, or none.
+    """Returns the boxes of a tensor that remain after cuts, in their order; usually one, or none.
 
     Pieces are those of `torch.chunk`: all of the same size, the last ones shorter or empty.
-
-    Args:
-        shape: Sizes of the global tensor.
-        cuts: The cuts, applied in order.
 
     Example:
         >>> boxes((10, 4), [Cut(dim=0, pieces=4, piece=3, split_factor=1)])
@@ -117,10 +113,7 @@ def _placed(runs: list[Run]) -> list[tuple[Run, int]]:
 def check_tiled(shape: tuple[int, ...], blocks: Iterable[Block], *, is_whole: bool) -> None:
     """Refuses blocks that do not cover each element of a tensor once; equal blocks count as one.
 
-    Args:
-        shape: Sizes of the global tensor.
-        blocks: Blocks of the tensor.
-        is_whole: Whether uncovered elements are refused as well.
+    ``is_whole`` also refuses uncovered elements.
 
     Example:
         >>> check_tiled((4,), [((0,), (2,)), ((1,), (3,))], is_whole=True)

@@ -30,11 +30,7 @@ _MULTIPLIER = 0x1E3779B97F4A7C15
 
 
 def fingerprints(tensors: Sequence[tuple[str, Memory]]) -> list[int]:
-    """Returns a 64-bit number for each tensor.
-
-    Args:
-        tensors: Names and memories of torch tensors.
-    """
+    """Returns a 64-bit number for each torch tensor, given its name and memory."""
     digests: dict[int, int] = {}
     on_host = [index for index, (_, memory) in enumerate(tensors) if memory.device == CPU]
     sources = [to_source(tensors[index][1], tensors[index][0]) for index in on_host]
@@ -57,13 +53,11 @@ def _mark(name: str, memory: Memory, digest: int) -> int:
 
 
 def device_digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Sums all elements of a tensor, each mixed with its position, modulo 2⁶⁴, on its device.
-
-    Args:
-        tensor: A tensor of any device, type and strides.
+    """Hashes a tensor on its device.
 
     Returns:
-        One int64.
+        The sum, modulo 2⁶⁴, of a hash of each element's bits and position: a zero-dimensional int64
+        tensor on that device. The host does not wait for it.
     """
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)

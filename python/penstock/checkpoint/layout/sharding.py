@@ -57,10 +57,7 @@ class Sharding:
 def boxes_of(tensor: DTensor, local_shape: Sequence[int], name: str) -> list[Box]:
     """Returns the boxes that this rank holds of a `DTensor`.
 
-    Args:
-        tensor: The tensor.
-        local_shape: Actual sizes of the local tensor.
-        name: The tensor's name, for messages.
+    The local shape is the actual one of the local tensor.
     """
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
@@ -256,9 +253,6 @@ class Balance:
     hash as many times as there are holders. Over all ranks the sum is 0 (modulo 2⁶⁴) exactly if
     each holder has the tensor, under the same name, with the same type, shape and placements.
     Replicated elements are counted once more in the same way, by their fingerprints.
-
-    Attributes:
-        copies: The replicated boxes, one by one.
     """
 
     def __init__(self, rank: int) -> None:
@@ -295,13 +289,7 @@ def _hash(text: bytes) -> int:
 
 
 class Mismatch(NamedTuple):
-    """Two ranks whose copies of a tensor differ, although they should be equal.
-
-    Attributes:
-        first: The copy of the lower rank.
-        second: The copy of the other rank.
-        rank: The number of the other rank.
-    """
+    """Two ranks whose copies of a tensor differ, although they should be equal."""
 
     first: Copy
     second: Copy

@@ -14,17 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.checkpoint.layout.boxes import Block
+    from penstock.tensors.marks import Boxes
     from penstock.tensors.memory import Memory
 
 
 class Pieces(NamedTuple):
-    """The pieces of an array or tensor that this process gives.
-
-    Attributes:
-        name: The name of the whole.
-        shape: Sizes of the whole.
-        blocks: Start and sizes of each piece.
-    """
+    """The pieces of an array or tensor that this process gives."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,12 +27,7 @@ class Pieces(NamedTuple):
 
 
 class Mistiled(NamedTuple):
-    """A tensor whose pieces do not cover it once.
-
-    Attributes:
-        name: Its global name.
-        why: What is wrong.
-    """
+    """A tensor whose pieces do not cover it once."""
 
     name: str
     why: str
@@ -46,12 +36,7 @@ class Mistiled(NamedTuple):
 def check_pieces(pieces: Pieces, *, is_whole: bool) -> None:
     """Refuses pieces of one process that overlap or reach beyond the whole.
 
-    Args:
-        pieces: The pieces.
-        is_whole: Whether they have to cover the whole: no other process has any.
-
-    Raises:
-        UnsupportedStateError: They are wrong.
+    ``is_whole``: they have to cover the whole, as no other process has any.
     """
     name, shape, blocks = pieces
     try:
@@ -91,18 +76,20 @@ def find_mistiled(parts: Iterable[bytes]) -> Mistiled | None:
     return None
 
 
+def dtype_of(value: Boxes, name: str) -> str:
+    """Returns the name of the element type of an array or tensor in pieces."""
+    dtype: Any = value.dtype
+    known = None if value.is_array else dtypes.torch_names().get(dtype)
+    found = dtypes.numpy_name(dtype) if value.is_array else known and known[0]
+    if found is None:
+        raise UnsupportedStateError(
+            f"{name}: pieces of dtype {dtype} cannot be stored: convert them first", key=name
+        )
+    return found
+
+
 def memory_of_piece(elements: Any, name: str, dtype: str, *, is_array: bool) -> Memory:
-    """The memory of a piece, whose elements have to be of the type of the whole.
-
-    Args:
-        elements: A tensor or an array.
-        name: Its name, for errors.
-        dtype: The type of the whole.
-        is_array: Whether the whole is an array.
-
-    Raises:
-        UnsupportedStateError: It is something else, or of another type.
-    """
+    """The memory of a piece, whose elements have to be of the type of the whole."""
     if dtypes.is_tensor(elements) == is_array:
         raise UnsupportedStateError(
             f"{name}: a piece is a {type(elements).__name__}: give pieces of "

@@ -96,12 +96,7 @@ def check_finished(path: str, names: Iterable[str]) -> None:
 
 
 def check_files(path: str, storage_data: Any) -> None:
-    """Refuses a checkpoint with missing or truncated files.
-
-    Args:
-        path: The directory.
-        storage_data: The places of items according to the metadata.
-    """
+    """Refuses a checkpoint with missing or truncated files."""
     ends: dict[str, int] = {}
     for place in storage_data.values():
         if place.offset < 0 or place.length < 0:
@@ -129,12 +124,7 @@ def check_pieces(
 ) -> None:
     """Refuses a tensor whose metadata does not locate each element exactly once.
 
-    Args:
-        path: The directory.
-        name: The name of the tensor.
-        size: Its shape.
-        pieces: The start and the shape of each piece.
-        is_whole: Whether all elements must be present: DCP lets a process save only its own.
+    ``is_whole``: all elements must be present. DCP lets a process save only its own.
     """
     try:
         check_tiled(size, pieces, is_whole=is_whole)

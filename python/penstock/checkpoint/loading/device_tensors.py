@@ -36,15 +36,7 @@ PyTorch needs as much memory as such a tensor has in any case, whatever it copie
 
 
 class DeviceTensors:
-    """New tensors on devices.
-
-    Args:
-        seen: The view of the checkpoint to which indices refer.
-        places: The cached device streams of the call.
-
-    Attributes:
-        made: The tensors by index.
-    """
+    """New tensors on devices."""
 
     def __init__(self, seen: View, places: CurrentStreams) -> None:
         self.made: dict[int, torch.Tensor] = {}
@@ -55,9 +47,6 @@ class DeviceTensors:
         """Allocates all tensors that the tree holds only as tensors.
 
         Arrays stay on the host, and an entry that is both an array and a tensor is read there.
-
-        Args:
-            device: The device of the tensors.
         """
         if self._places.on(str(device)) is None:
             return
@@ -112,11 +101,6 @@ class DeviceStaging:
     """Stored tensors that targets are copied from in memory of a device, one batch at a time.
 
     The native module fills contiguous memory of the device, and PyTorch copies from there.
-
-    Args:
-        seen: The view of the checkpoint to which indices refer.
-        places: The cached device streams of the call.
-        devices: The device of each tensor, by index.
 
     Attributes:
         memory: The memory to be filled next; empty before `allocate`.

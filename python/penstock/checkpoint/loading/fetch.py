@@ -99,12 +99,7 @@ def fetch(
 
 
 def whole_request(key: str | int, entry: TensorEntry) -> tuple[np.ndarray[Any, Any], Fill]:
-    """Allocates memory for a whole non-empty tensor, and returns it with its read request.
-
-    Args:
-        key: Its name in the parts, or the index of its entry.
-        entry: Its entry in a view.
-    """
+    """Allocates a whole non-empty tensor; ``key`` is its name in parts, or its entry's index."""
     memory = np.empty(entry.end - entry.begin, np.uint8)
     item_bytes = memory.nbytes // math.prod(entry.shape)
     zeros = (0,) * len(entry.shape)

@@ -92,11 +92,6 @@ def description(
 class Filling:
     """Loads tensors of a checkpoint into files.
 
-    Args:
-        checkpoint: The open checkpoint.
-        seen: The view of the checkpoint to which indices refer.
-        options: How bytes move.
-
     Attributes:
         fields: Fields of the `LoadReport` for everything read; None before the first read.
     """
@@ -109,10 +104,7 @@ class Filling:
         self._last: tuple[InFile, Any] | None = None
 
     def fill(self, wanted: Iterable[InFile]) -> dict[object, FileTensor]:
-        """Fills the files.
-
-        Args:
-            wanted: The tensors. Of those with the same `place`, one is filled.
+        """Fills the files; of the tensors with the same `place`, one is filled.
 
         Returns:
             The new file tensors, by place.

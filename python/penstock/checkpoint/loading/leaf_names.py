@@ -1,7 +1,8 @@
-"""`LeafNames`: maps names of tensors in parts to names of leaves in the trees.
+"""`LeafNames`: maps a tensor's name in a part to the name of its leaf.
 
-Names in a part have no escapes: they are the raw keys (`docs/format.md`, 6.4). Callers always see
-the names that calls accept, see `penstock.checkpoint.state.tree.names`.
+A part names a tensor by its raw keys, without escapes (`docs/format.md`, 6.4). Reports and errors
+use the names of leaves, with escapes (`penstock.checkpoint.state.tree.names`), because loads and
+other calls accept those.
 """
 
 from __future__ import annotations
@@ -104,12 +105,7 @@ class LeafNames:
 
 
 def problems_of(path: str, rows: Iterable[Mapping[str, Any]]) -> tuple[Problem, ...]:
-    """Returns a checkpoint's problems, with the leaf names of tensors.
-
-    Args:
-        path: The checkpoint's directory.
-        rows: The native module's list of problems.
-    """
+    """Returns a checkpoint's problems, with the leaf names of tensors."""
     problems = [Problem(**row) for row in rows]
     if all(one.tensor is None for one in problems):
         return tuple(problems)

@@ -1,4 +1,4 @@
-"""Loads one checkpoint: views it as one rank, reads its tensors and builds the state."""
+"""Loads one checkpoint: finds what one rank sees of it, reads its tensors and builds the state."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from penstock.checkpoint.view.partial import loadable
 from penstock.checkpoint.view.view import View, view
 from penstock.common.events import observed
 from penstock.common.found import is_there
-from penstock.common.gc_paused import gc_paused
 from penstock.common.process import own_rank, own_size, placement
 from penstock.common.progress import shown
 from penstock.common.tracing import call, span
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
-from penstock.io.arguments import check_device, check_rank, to_native
 from penstock.reports import LoadReport
+from penstock.tensors.arguments import check_device, check_rank, to_native
+from penstock.tensors.gc_paused import gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,12 +90,6 @@ def read(
     """Loads a checkpoint as `load` does, and returns the report too.
 
     A checkpoint that is replaced during the read is read again: a complete one exists at any time.
-
-    Args:
-        path: The checkpoint's directory.
-        request: The request.
-        options: How bytes move.
-        opened: The checkpoint, if it is already open.
     """
     with call("stall", "load", path), gc_paused():
         # Outside the observed call: a call refused for its arguments is not a failed load.

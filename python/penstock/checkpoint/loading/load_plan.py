@@ -49,12 +49,7 @@ if TYPE_CHECKING:
 
 
 class BuildPlan:
-    """The tensors of a new state, in new memory of the host or of a device.
-
-    Args:
-        seen: This rank's view of the checkpoint; its tree is built.
-        device: The device of the tensors; None for the host.
-    """
+    """The tensors of a new state, in new memory of the host or of a device."""
 
     def __init__(self, seen: View, device: Any) -> None:
         self._seen = seen
@@ -69,9 +64,6 @@ class BuildPlan:
 
     def selection(self, *, is_everything: bool) -> set[int] | None:
         """Returns indices of the tensors to read whole, after `allocate`.
-
-        Args:
-            is_everything: Whether the tree holds every stored tensor.
 
         Returns:
             None for everything in every file.
@@ -98,11 +90,7 @@ class BuildPlan:
         return []
 
     def finish(self, places: dict[int, BytesLocation]) -> Any:
-        """Builds the state.
-
-        Args:
-            places: The place of each tensor's bytes, except those read into tensors of a device.
-        """
+        """Builds the state."""
         seen = self._seen
         builder = Builder(seen.tensors, seen.aliases, places, self._device, self._made.made)
         return builder.build(seen.node)
@@ -151,9 +139,6 @@ class LoadPlan:
     def selection(self, *, is_everything: bool) -> set[int] | None:
         """Returns indices of the tensors to read whole, into targets or into other memory.
 
-        Args:
-            is_everything: Whether the tree holds every stored tensor.
-
         Returns:
             None for everything in every file.
         """
@@ -193,11 +178,6 @@ class LoadPlan:
     ) -> list[dict[str, Any]]:
         """Fills the targets that are copied from new tensors of a device.
 
-        Args:
-            checkpoint: The open checkpoint.
-            options: How bytes move.
-            progress: Called with the bytes done and the total bytes, separately for each batch.
-
         Returns:
             The report fields of each read.
         """
@@ -214,10 +194,6 @@ class LoadPlan:
     ) -> list[dict[str, Any]]:
         """Loads tensors into files, before any memory of the state is changed.
 
-        Args:
-            checkpoint: The open checkpoint.
-            options: How bytes move.
-
         Returns:
             The report fields of the reads.
         """
@@ -229,11 +205,7 @@ class LoadPlan:
         return [] if filling.fields is None else [filling.fields]
 
     def finish(self, places: dict[int, BytesLocation]) -> Any:
-        """Fills the remaining targets and the plain leaves; returns the state.
-
-        Args:
-            places: The place of each tensor's bytes, except those read into targets.
-        """
+        """Fills the remaining targets and the plain leaves; returns the state."""
         builder = self._builder(places)
         # Steps that can fail come first: nothing is assigned before everything is built.
         assignments: list[tuple[Any, Any, Any]] = []
@@ -256,11 +228,7 @@ class LoadPlan:
         return bool(self._in_files) or self._staging.is_in_batches or is_boxed
 
     def _builder(self, places: dict[int, BytesLocation]) -> Builder:
-        """Returns the builder of the remaining values, from the bytes read and the filled targets.
-
-        Args:
-            places: The place of each tensor's bytes, except those read into targets.
-        """
+        """Returns the builder of the remaining values, from bytes read and filled targets."""
         made = {}
         for target in self._targets[Route.IN_PLACE]:
             if target.place is None:

@@ -48,13 +48,6 @@ _OPTIMIZER = (
 class TargetMatching:
     """The assignment of a checkpoint's tensors to targets in a state.
 
-    Args:
-        node: The checkpoint's tree, `SKIPPED` where nothing was requested.
-        state: The state to fill.
-        seen: This rank's view of the checkpoint.
-        path: The checkpoint, for messages.
-        is_partial: Whether the state may hold more than the tree.
-
     Attributes:
         found: All targets in memory.
         in_files: All targets in files.

@@ -54,10 +54,8 @@ class PlacedTensor(NamedTuple):
 def placed(checkpoint: OpenCheckpoint, *, is_plain: bool = False) -> Iterator[PlacedTensor]:
     """Yields the tensors of the state that the checkpoint was viewed for.
 
-    Args:
-        checkpoint: The checkpoint.
-        is_plain: Whether to include members of composite tensors, such as the values of a sparse
-            tensor, and tensors in values of classes.
+    ``is_plain`` includes members of composite tensors, such as the values of a sparse tensor, and
+    tensors in values of classes.
     """
     seen = checkpoint.seen
     boxes: dict[str, list[tuple[TensorEntry, tuple[int, ...]]]] = {}

@@ -23,14 +23,7 @@ if TYPE_CHECKING:
 
 
 class FilledTensor(NamedTuple):
-    """A live tensor and the value that fills it.
-
-    Attributes:
-        part: The part of the training that holds the tensor.
-        name: Its name in that part.
-        live: The tensor.
-        stored: The value that fills it.
-    """
+    """A live tensor and the value that fills it."""
 
     part: str
     name: str
@@ -39,11 +32,7 @@ class FilledTensor(NamedTuple):
 
 
 def differences(filled: Iterable[FilledTensor]) -> Iterator[tuple[FilledTensor, str]]:
-    """Yields the tied tensors that would not get the checkpoint's elements, with the reason.
-
-    Args:
-        filled: All tensors in filling order; each has the type and shape of its stored value.
-    """
+    """Yields the tied tensors that would not get the checkpoint's elements, with the reason."""
     found = [(one, memory) for one in filled if (memory := _memory_of(one.live)) is not None]
     for run in ties.overlaps([memory for _, memory in found]):
         members = [found[index] for index in sorted(run)]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from penstock import _native
 from penstock.common.progress import shown
 from penstock.errors import CheckpointExistsError, CorruptCheckpointError
-from penstock.io.arguments import to_native
 from penstock.reports import MirrorReport
+from penstock.tensors.arguments import to_native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,11 +76,7 @@ def mirror_step(
 
 @contextmanager
 def explaining_conflict(there: str) -> Iterator[None]:
-    """Adds remedies to errors about the copy of a step, as a mirror replaces nothing.
-
-    Args:
-        there: The path of the copy, whether it exists or not.
-    """
+    """Adds remedies to errors about the copy of a step, as a mirror replaces nothing."""
     try:
         yield
     except CheckpointExistsError as error:

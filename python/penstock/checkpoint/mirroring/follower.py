@@ -31,8 +31,8 @@ from penstock.errors import (
     PartialCheckpointError,
     PenstockError,
 )
-from penstock.io.arguments import to_native
 from penstock.reports import MirrorReport, MirrorStatus
+from penstock.tensors.arguments import to_native
 
 if TYPE_CHECKING:
     from penstock.checkpoint.mirroring.mirror import Mirror
@@ -84,13 +84,7 @@ class _Refusal:
 
 
 class Follower:
-    """Copies the steps of a store, newest first.
-
-    Args:
-        mirror: The mirror and its settings.
-        store: The store.
-        options: How local bytes are read.
-    """
+    """Copies the steps of a store, newest first."""
 
     def __init__(self, mirror: Mirror, store: _native.Store, options: Options | None) -> None:
         self.mirror = mirror

@@ -8,7 +8,7 @@ from typing import Literal
 from penstock.common.option_kinds import Number
 from penstock.common.paths import of_bucket
 from penstock.errors import UnsupportedPathError
-from penstock.io.arguments import STEP_MAX, decode_path
+from penstock.tensors.arguments import STEP_MAX, decode_path
 
 _EVERY = Number(1, STEP_MAX, "steps", is_open=False)
 _KEEP_LOCAL = Number(1, STEP_MAX, "steps")

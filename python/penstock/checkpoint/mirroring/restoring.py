@@ -9,9 +9,9 @@ from penstock.checkpoint.mirroring.follower import Follower
 from penstock.checkpoint.mirroring.mirror import Mirror
 from penstock.checkpoint.mirroring.reader import TieredReader
 from penstock.checkpoint.mirroring.tiers import Tiers
-from penstock.checkpoint.saving.destination import warn
 from penstock.checkpoint.steps.reader import Reader
 from penstock.common.paths import of_bucket
+from penstock.common.warn import warn
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 
 
 class MirroredSteps:
-    """The steps of a store, and their copies in a bucket.
-
-    Args:
-        native: The store.
-        root: The store's directory.
-        options: How bytes move; None for ``Options()``.
-        mirror: The mirror; None for none.
-    """
+    """The steps of a store, and their copies in a bucket."""
 
     def __init__(
         self, native: _native.Store, root: str, options: Options | None, mirror: Mirror | None
@@ -54,11 +47,7 @@ class MirroredSteps:
 
     @property
     def follower(self) -> Follower:
-        """The thread that copies steps.
-
-        Raises:
-            PenstockError: The store has no mirror.
-        """
+        """The thread that copies steps."""
         if self._follower is None:
             raise PenstockError(
                 f"{self._root} has no mirror: give CheckpointStore(…, mirror=penstock.Mirror(url))"

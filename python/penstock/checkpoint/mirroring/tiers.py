@@ -1,7 +1,7 @@
 """`Tiers`: presents the steps of a store and of its mirror as one store.
 
 If both have a step, the local copy comes first. Verification marks belong to local copies, and only
-local copies are set aside.
+local copies are quarantined.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ class Tiers:
         self.local.mark_damaged(step, checkpoint_id)
 
     def quarantine(self, step: int) -> str | None:
-        """Sets the local copy of a damaged step aside."""
+        """Quarantines the local copy of a damaged step."""
         return self.local.quarantine(step)
 
     def quarantined(self) -> list[tuple[int, str]]:
-        """Returns the local steps that were set aside."""
+        """Returns the local steps that were quarantined."""
         return self.local.quarantined()
 
     def _ask(self, ask: Callable[[], _T], otherwise: _T) -> _T:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import json
 import threading
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockWarning, RankError, SaveCancelledError
+from penstock.common.warn import warn
+from penstock.errors import RankError, SaveCancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,11 @@ _LISTED_MAX = 8
 
 REMIND_SECONDS = 5
 """Wait after which a rank warns which ranks are missing."""
+
+POLLS_PER_SECOND = 20_000
+"""Most polls of all ranks together that a store has to answer: it is one process. Pauses between
+polls are longer from 10,000 ranks on.
+"""
 
 
 class Exchange:
@@ -91,7 +96,7 @@ class Exchange:
                 self._has_reminded = True
                 self._remind(keys)
 
-        return self._mailbox.wait(keys, timeout_seconds, turn)
+        return self._mailbox.wait(keys, timeout_seconds, turn, self.size / POLLS_PER_SECOND)
 
     def _remind(self, keys: Sequence[str]) -> None:
         """Warns which ranks have not come, if any, and if no rank has warned yet.
@@ -118,9 +123,8 @@ class Exchange:
         return self._mailbox.read([*map(self._name, names)])
 
     def _get(self, name: str) -> dict[str, Any]:
-        found = self._message(name)
-        if found is None:
-            raise AssertionError("what was waited for stays until all ranks have left")
+        """Reads a message that was waited for: it stays until all ranks have left."""
+        found: dict[str, Any] = json.loads(self._read([name])[0])
         return found
 
     def _message(self, name: str) -> dict[str, Any] | None:
@@ -146,14 +150,7 @@ _LISTED_MAX = 8
 
 
 def remind(label: str, rank: int, missing: Sequence[int], timeout_seconds: float) -> None:
-    """Warns that a rank waits for others, and how to save without them.
-
-    Args:
-        label: The subject of the round.
-        rank: The waiting rank.
-        missing: The missing ranks.
-        timeout_seconds: The longest wait, in seconds.
-    """
+    """Warns that a rank waits for others, and how to save without them."""
     listed = ", ".join(map(str, missing[:_LISTED_MAX])) + ", …" * (len(missing) > _LISTED_MAX)
     ranks = f"rank {listed}" if len(missing) == 1 else f"ranks {listed}"
     message = (
@@ -161,18 +158,4 @@ def remind(label: str, rank: int, missing: Sequence[int], timeout_seconds: float
         "every rank has to make this call, not only one (`if rank == 0:`); where one is meant to "
         "be alone, no_dist=True says so, to penstock.save and to CheckpointStore"
     )
-    try:
-        warnings.warn(message, PenstockWarning, stacklevel=_depth())
-    except PenstockWarning:
-        # Warnings are errors here, but no rank has failed yet, so the wait continues.
-        sys.stderr.write(f"penstock: {message}\n")
-
-
-def _depth() -> int:
-    """Returns the stack level of the package's caller, as `warnings.warn` counts from `remind`."""
-    depth = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("penstock."):
-        frame = frame.f_back
-        depth += 1
-    return depth
+    warn(message)

@@ -324,11 +324,7 @@ def find(
 
 
 def check_single_rank(process_group: ProcessGroup | None = None) -> None:
-    """Refuses a rank that has no process group and would save as if it were alone.
-
-    Args:
-        process_group: The group to save with, if given.
-    """
+    """Refuses a rank that has no process group and would save as if it were alone."""
     placed = placement()
     rank = 0
     if placed is not None:

@@ -32,10 +32,6 @@ class Mailbox:
     """Messages under names with a common prefix.
 
     Every method raises `RankError` if the store is gone.
-
-    Args:
-        store: The key-value store.
-        prefix: The prefix of all keys.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -80,7 +76,11 @@ class Mailbox:
         return message
 
     def wait(
-        self, names: Sequence[str], timeout_seconds: float, check: Callable[[], None]
+        self,
+        names: Sequence[str],
+        timeout_seconds: float,
+        check: Callable[[], None],
+        pause_seconds: float = 0.0,
     ) -> str | None:
         """Waits for any of some messages; returns the first that exists, or None after the timeout.
 
@@ -91,6 +91,7 @@ class Mailbox:
             names: The messages, in order of preference.
             timeout_seconds: Longest wait, in seconds.
             check: Called before each poll; its exceptions end the wait.
+            pause_seconds: Longest pause, if more than half a second.
         """
         began = time.monotonic()
         with span("wait for ranks"):
@@ -102,9 +103,9 @@ class Mailbox:
                 waited_seconds = time.monotonic() - began
                 if waited_seconds >= timeout_seconds:
                     return None
-                pause_seconds = max(waited_seconds * _PAUSE_SHARE, _PAUSE_SECONDS_MIN)
-                pause_seconds = min(pause_seconds, _PAUSE_SECONDS_MAX)
-                time.sleep(min(pause_seconds, timeout_seconds - waited_seconds))
+                pause = max(waited_seconds * _PAUSE_SHARE, _PAUSE_SECONDS_MIN)
+                pause = min(pause, max(_PAUSE_SECONDS_MAX, pause_seconds))
+                time.sleep(min(pause, timeout_seconds - waited_seconds))
 
     def delete(self, names: Iterable[str]) -> None:
         """Deletes messages, if they exist."""

@@ -24,11 +24,6 @@ class Neighbours:
 
     If no launcher gives their number, ranks exchange their machines' names: once, at their first
     common operation, and the last rank counts.
-
-    Args:
-        rank: The number of this rank.
-        size: Number of ranks in the group.
-        job_size: Number of ranks in the whole job.
     """
 
     def __init__(self, rank: int, size: int, job_size: int) -> None:

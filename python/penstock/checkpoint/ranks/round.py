@@ -17,12 +17,13 @@ import contextlib
 import json
 import struct
 import threading
+from base64 import b64decode, b64encode
 from enum import Enum, auto
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import errors
-from penstock.checkpoint.ranks.exchange import Exchange
+from penstock.checkpoint.ranks.exchange import POLLS_PER_SECOND, Exchange
 from penstock.checkpoint.ranks.members import (
     NOTHING,
     Copy,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from penstock.checkpoint.ranks.mailbox import Mailbox
     from penstock.checkpoint.ranks.node_ranks import Neighbours
 
-_VOTE = struct.Struct("<QQQ?")
-"""Size and digest of the part, the balance, and whether the rank gives pieces."""
+_VOTE = struct.Struct("<QQQQ?")
+"""The fields of a `Vote`."""
 
 _COMMIT_SECONDS = 10
 """Longest wait for the end of a commit that has begun."""
@@ -65,12 +66,14 @@ class Vote(NamedTuple):
         part_bytes: Size of its part.
         part_digest: Digest of its part.
         balance: Its sum; see `penstock.checkpoint.layout.sharding.Balance`.
+        written_bytes: Bytes of all files that it has written.
         has_pieces: Whether it gives pieces of tensors without a mesh.
     """
 
     part_bytes: int
     part_digest: int
     balance: int
+    written_bytes: int
     has_pieces: bool
 
 
@@ -90,6 +93,9 @@ class Round(Exchange):
     Attributes:
         misfit: How this rank is out of step; None if it is in step.
         has_left: Whether this rank has left the round.
+        proposal: A number that the coordinator gives to all ranks if the save succeeds; None for
+            none. The others have it once the save has begun.
+        announcement: That number, on every rank, once the save has succeeded.
     """
 
     def __init__(
@@ -106,12 +112,15 @@ class Round(Exchange):
     ) -> None:
         super().__init__(mailbox, number, label, rank, len(global_ranks), timeout_seconds)
         self.misfit: RoundMismatch | None = None
+        self.proposal: int | None = None
+        self.announcement: int | None = None
         self.global_ranks = global_ranks
         self._order = order
         self._neighbours = neighbours
         self._copies: Sequence[Copy] = ()
         self.has_left = False
         self._has_voted = False
+        self._opened: dict[str, Any] | None = None
         self.has_failed = False
 
     @property
@@ -138,7 +147,7 @@ class Round(Exchange):
 
         If not, and the round has not ended, ``misfit`` gives the difference.
         """
-        opened = self._message("round")
+        opened = self._opening()
         over = self.over()
         if over is not None:
             # Before the coordinator has come, only another member's label is known.
@@ -166,7 +175,7 @@ class Round(Exchange):
 
     def mismatch(self) -> RankError:
         """Returns the error for a rank whose subject differs from the coordinator's."""
-        opened = self._message("round") or {"label": "something else"}
+        opened = self._opening() or {"label": "something else"}
         return RankError(
             f"rank 0 is at {opened['label']} where rank {self.rank} is at {self.label}: all ranks "
             "have to save and load the same in the same order, with step= if one may leave a save "
@@ -179,9 +188,13 @@ class Round(Exchange):
         if self.has_left:
             # No rank may be left to delete further messages.
             return
-        with contextlib.suppress(PenstockError):
-            self.fail(error)
-            self.leave()
+        try:
+            with contextlib.suppress(PenstockError):
+                self.fail(error)
+        finally:
+            # Also if the store is gone: `has_left` ends the waits of this process for the round.
+            with contextlib.suppress(PenstockError):
+                self.leave()
 
     def leave(self) -> None:
         """Leaves the round, whatever its outcome; further calls do nothing."""
@@ -203,16 +216,12 @@ class Round(Exchange):
 
     @contextlib.contextmanager
     def listening(self, abort: Callable[[], None]) -> Iterator[None]:
-        """Calls a function as soon as another rank has failed, while the block runs.
-
-        Args:
-            abort: Called at most once, on another thread.
-        """
+        """Calls ``abort`` on a thread, once, if another rank fails while the block runs."""
         is_done = threading.Event()
 
         def listen() -> None:
             with contextlib.suppress(PenstockError):
-                while not is_done.wait(_LISTEN_SECONDS):
+                while not is_done.wait(max(_LISTEN_SECONDS, self.size / POLLS_PER_SECOND)):
                     if self._has("reason"):
                         abort()
                         return
@@ -249,12 +258,9 @@ class Round(Exchange):
         return self._neighbours.count
 
     def holders(self, hashes: Sequence[int]) -> list[Members]:
-        """Finds the ranks that hold the same plain tensors as this rank.
+        """Finds the ranks that hold the same plain tensors as this rank, by fingerprints.
 
         Ranks without plain tensors do not wait.
-
-        Args:
-            hashes: Fingerprints of the tensors, contents included.
 
         Returns:
             For each tensor the ranks that have one with its fingerprint.
@@ -292,15 +298,10 @@ class Round(Exchange):
         return is_yes
 
     def cast(self, vote: Vote, copies: Sequence[Copy] = ()) -> None:
-        """Votes for the save.
-
-        Args:
-            vote: This rank's vote.
-            copies: Its replicated tensors, published if the votes do not balance.
-        """
+        """Votes for the save; replicated tensors are published if the votes do not balance."""
         self._has_voted = True
         self._copies = copies
-        self._put_own("vote", _VOTE.pack(*vote).hex())
+        self._put_own("vote", b64encode(_VOTE.pack(*vote)).decode())
         if self._count("votes") == self.size:
             self._post("full", {})
 
@@ -308,7 +309,7 @@ class Round(Exchange):
 
     def post_begun(self, attempt_id: str) -> None:
         """Tells the other ranks that the save has begun."""
-        self._post("begun", {"id": attempt_id})
+        self._post("begun", {"id": attempt_id, "number": self.proposal})
 
     def count_votes(self, own: Vote, copies: Sequence[Copy] = ()) -> list[Vote]:
         """Waits for the votes of all ranks, this one's included; returns them in order."""
@@ -317,7 +318,7 @@ class Round(Exchange):
         reason = self._message("reason")
         if reason is not None:
             raise self.error_of(reason)
-        return [Vote(*_VOTE.unpack(bytes.fromhex(text))) for text in self._read_all("vote")]
+        return [Vote(*_VOTE.unpack(b64decode(text))) for text in self._read_all("vote")]
 
     def collect_copies(self) -> Iterator[list[Copy]]:
         """Asks every rank for its copies; yields those of each rank, in order."""
@@ -335,10 +336,7 @@ class Round(Exchange):
     def post_failed(self, error: BaseException, *, discard: bool) -> None:
         """Tells the other ranks that the save failed.
 
-        Args:
-            error: The error.
-            discard: Whether certainly nothing is committed, so that all ranks may remove their
-                files.
+        ``discard``: certainly nothing is committed, so that all ranks may remove their files.
         """
         self.has_failed = True
         self.withdraw(error)
@@ -359,7 +357,9 @@ class Round(Exchange):
 
     def wait_begun(self) -> str:
         """Waits for the coordinator to begin the save; returns the id of the attempt to join."""
-        attempt_id: str = self._await("begun", "begun the save", None)["id"]
+        begun = self._await("begun", "begun the save", None)
+        self.proposal = begun["number"]
+        attempt_id: str = begun["id"]
         return attempt_id
 
     def wait_outcome(self) -> dict[str, Any]:
@@ -420,6 +420,12 @@ class Round(Exchange):
         reason = {"rank": self.rank, "error": type(error).__name__, "message": str(error)}
         return {"label": self.label, **reason, "fields": fields}
 
+    def _opening(self) -> dict[str, Any] | None:
+        """The coordinator's announcement, which never changes; None before it has come."""
+        if self._opened is None:
+            self._opened = self._message("round")
+        return self._opened
+
     def _fits(self, opened: dict[str, Any] | None) -> bool:
         if opened is None or opened["label"] == self.label:
             return True
@@ -443,7 +449,7 @@ class Round(Exchange):
             raise self._missing(deed, by)
         if found == "reason":
             raise self.error_of(self._get("reason"))
-        if not self._fits(self._message("round")):
+        if not self._fits(self._opening()):
             raise self.mismatch()
         return self._get(what)
 

@@ -49,9 +49,6 @@ class Grace(Protocol):
 class Stopping:
     """Makes all ranks stop after the same step; see the module.
 
-    Args:
-        ranks: The ranks.
-
     Attributes:
         are_all_here: Whether all ranks stop, rather than only those that are left.
     """

@@ -67,7 +67,7 @@ def _save_single(
             progress=update,
         )
     written["fallbacks"] += captured.fallbacks
-    return captured.report(written)
+    return captured.report(written, total_bytes=written["bytes"])
 
 
 def _save_multi_rank(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.layout.sharding import Sharder
-from penstock.checkpoint.layout.tiling import check_pieces
 from penstock.checkpoint.saving.grouping import Grouping
 from penstock.checkpoint.state.flatten import flatten
 from penstock.checkpoint.view.live import captured
@@ -51,12 +50,7 @@ class Captured:
     has_pieces: bool = False
 
     def report(self, written: dict[str, Any], **facts: object) -> SaveReport:
-        """Completes the fields of a report.
-
-        Args:
-            written: The fields that the native module returned.
-            facts: Further fields.
-        """
+        """Completes the fields of a report that the native module returned."""
         changes = {
             "path": self.destination.path,
             "step": self.destination.step,
@@ -87,9 +81,7 @@ def capture(
     copies: Sequence[Copy] = ()
     with span("flatten"):
         if save_round is None:
-            flat = flatten(captured(state), finds_overlaps=finds_overlaps)
-            for pieces in flat.pieces:
-                check_pieces(pieces, is_whole=True)
+            flat = flatten(captured(state), finds_overlaps=finds_overlaps, is_alone=True)
         else:
             from penstock.checkpoint.saving.sharded import flatten_sharded
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,12 +16,10 @@ from penstock.checkpoint.saving.groups import (
 )
 from penstock.common.found import is_there
 from penstock.common.paths import absolute
-from penstock.errors import (
-    PenstockWarning,
-    StorageError,
-)
-from penstock.io.arguments import check_step, encode_metadata
+from penstock.common.warn import warn
+from penstock.errors import StorageError
 from penstock.reports import Fallback
+from penstock.tensors.arguments import check_step, encode_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,7 +50,7 @@ class Destination:
         step: The training step, if any.
         metadata: The user's note as JSON text.
         overwrite: Whether a complete checkpoint is replaced.
-        store: The store that contains the step, if any; a damaged step there is set aside.
+        store: The store that contains the step, if any; a damaged step there is quarantined.
         groups: The groups of tensors that are stored in separate shards.
         files: Small files stored with the checkpoint, by name.
     """
@@ -114,13 +110,7 @@ class Destination:
     def commit(
         self, attempt: _native.Attempt, parts: list[tuple[int, str, int, int]], index: str | None
     ) -> Committed:
-        """Commits an attempt as the checkpoint.
-
-        Args:
-            attempt: The attempt, as its coordinator has begun it.
-            parts: Number, file, size and digest of the part of every rank.
-            index: The group that gets an index; None for no index.
-        """
+        """Commits an attempt as the checkpoint."""
         committed = attempt.commit(
             parts,
             step=self.step,
@@ -137,35 +127,26 @@ class Destination:
         return Committed(committed["checkpoint_id"], committed["manifest_bytes"], fallbacks)
 
     def make_way(self) -> None:
-        """Sets aside a damaged or unreadable step at the path; see `SetAside`."""
-        self._set_aside()
+        """Quarantines a damaged or unreadable step at the path; see `QuarantinedStep`."""
+        self._quarantine()
         check_copies(self.path, self.groups, self.files)
 
-    def _set_aside(self) -> None:
+    def _quarantine(self) -> None:
         if self.store is None or self.step is None:
             return
         try:
-            aside = self.store.make_way(self.step)
+            quarantined = self.store.make_way(self.step)
         except StorageError as error:
             if not self.overwrite:
                 raise
             # The caller asked for a replacement; the new save matters more than the old one.
-            warn(f"{self.path} is damaged and is replaced: it could not be set aside: {error}")
+            warn(f"{self.path} is damaged and is replaced: it could not be quarantined: {error}")
             return
-        if aside is not None:
-            where = describe_quarantined(aside)
+        if quarantined is not None:
+            where = describe_quarantined(quarantined)
             warn(f"{self.path} cannot be loaded and makes way for a new save: {where}")
 
 
-def warn(message: str) -> None:
-    """Issues a warning, but never raises, not even if warnings are errors."""
-    try:
-        warnings.warn(message, PenstockWarning, stacklevel=3)
-    except PenstockWarning:
-        # Warnings are errors here, but the save has not failed and continues.
-        sys.stderr.write(f"penstock: {message}\n")
-
-
 def describe_quarantined(path: str) -> str:
-    """Describes where a damaged step was set aside."""
-    return f"it is set aside as {path}, from where `penstock salvage` takes what is intact"
+    """Describes where a damaged step was quarantined."""
+    return f"it is quarantined as {path}, from where `penstock salvage` takes what is intact"

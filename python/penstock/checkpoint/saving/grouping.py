@@ -43,14 +43,7 @@ class Grouping:
 
     @classmethod
     def of(cls, groups: Groups, flat: Flattened, rank: int | None = None) -> Grouping:
-        """Finds the groups' tensors in a state.
-
-        Args:
-            groups: The groups.
-            flat: The flattened state.
-            rank: The number of this rank among many. Own tensors are grouped on the first rank
-                only.
-        """
+        """Finds the groups' tensors in a state. Own tensors are grouped on the first rank only."""
         if not groups.group_of:
             return cls([])
         names = _Names(flat)

@@ -42,12 +42,7 @@ _NAMES_OF_OURS = frozenset((_native.MANIFEST, "protected"))
 
 
 class Member(NamedTuple):
-    """The place of a tensor in a group.
-
-    Attributes:
-        group: The name of the group.
-        name: The model's name of the tensor, escaped as names are.
-    """
+    """The place of a tensor in a group."""
 
     group: str
     name: str

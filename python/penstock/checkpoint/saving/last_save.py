@@ -54,6 +54,9 @@ class LastSave:
 
     def wait(self) -> None:
         """Waits for the running save; raises its error if that was not raised yet."""
+        if self.pending is not None:
+            # Beforehand, as another thread that waits must still find the save.
+            self.pending.check_not_within()
         pending, self.pending = self.pending, None
         if pending is None or not pending.is_ours:
             return

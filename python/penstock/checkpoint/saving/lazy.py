@@ -35,11 +35,7 @@ class LazySources(NamedTuple):
 
 
 def lazy_sources(flat: Flattened) -> LazySources:
-    """Returns the tensors of a state for a lazy save.
-
-    Args:
-        flat: The flattened state, with its overlaps.
-    """
+    """Returns the tensors of a state for a lazy save."""
     sizes = [_nbytes(source) for source in flat.tensors]
     small_bytes = sum(size for size in sizes if size <= _SMALL_BYTES_MAX)
     # Tensors copied by the call itself need not be held.

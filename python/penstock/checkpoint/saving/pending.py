@@ -13,7 +13,7 @@ from penstock.checkpoint.saving.guard import hold_before_steps
 from penstock.checkpoint.state.unstaged import unstaged
 from penstock.common import events
 from penstock.common.tracing import call, span
-from penstock.errors import PenstockError, RankError, SaveCancelledError
+from penstock.errors import PenstockError, RankError, SaveCancelledError, SaveInProgressError
 from penstock.reports import SaveProgress
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class PendingSave:
         save: Save,
         *,
         lazy: bool,
-        after: Callable[[], None] | None = None,
+        after: Callable[[SaveReport], None] | None = None,
         is_reported: bool = False,
     ) -> None:
         self.path = save.destination.path
@@ -164,11 +164,13 @@ class PendingSave:
 
         Raises:
             TimeoutError: The save is still running; this is no failure.
+            SaveInProgressError: The save itself called the function that waits for it.
             SaveCancelledError: The save was cancelled.
             StateMismatchError: A tensor changed before a lazy save had copied it.
             PenstockError: Any other error of `penstock.save`.
         """
         self._check_process()
+        self.check_not_within()
         with call("stall", "wait", self.path):
             is_done = self._done.wait(timeout_seconds)
         if not is_done:
@@ -186,6 +188,7 @@ class PendingSave:
 
         Raises:
             TimeoutError: The save is still running.
+            SaveInProgressError: The save itself called the function that waits for it.
         """
         try:
             self.result(timeout_seconds)
@@ -232,6 +235,20 @@ class PendingSave:
         """Waits for the end, with a time limit; returns whether the save has ended."""
         return self._done.wait(timeout_seconds)
 
+    def check_not_within(self) -> None:
+        """Refuses to wait in a function that the save calls: the save ends after that function.
+
+        Raises:
+            SaveInProgressError: The saving thread waits for itself.
+        """
+        if threading.current_thread() is self._thread and not self.done():
+            raise SaveInProgressError(
+                f"{self.path} cannot be waited for in a function that its own save calls, such as "
+                "keep=, after= or an observer's: the save ends after the function returns; wait in "
+                "another thread",
+                path=self.path,
+            )
+
     def wait_unseen(self) -> None:
         """Waits for the end, and raises the save's error if it has not been raised yet."""
         with call("stall", "wait", self.path), span("wait for save"):
@@ -271,9 +288,9 @@ class PendingSave:
             with call("background", "save", self.path):
                 self._report = save.run()
                 if self._after is not None:
-                    # A warning that is turned into an error must not undo a commit.
+                    # Its errors do not undo the commit.
                     with contextlib.suppress(Exception), span("retire"):
-                        self._after()
+                        self._after(self._report)
         except BaseException as error:
             if self._is_cancelled and isinstance(error, KeyboardInterrupt | RankError):
                 # The ranks' error may say that the outcome is unknown.

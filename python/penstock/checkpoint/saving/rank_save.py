@@ -1,11 +1,11 @@
-"""`RankAttempt`: one rank's part of a save whose ranks communicate by other means.
+"""`RankAttempt`: one rank's part of a save whose framework passes the messages between ranks.
 
 The ranks of `penstock.save` agree by messages of their own. A framework with its own gather and
 scatter takes the steps one by one:
 
-1. the coordinator begins an attempt, and sends its id to the others, which join it; 2. every rank
-writes, and sends its vote to the coordinator; 3. the coordinator commits the votes of all, or
-abandons the attempt.
+1. The coordinator begins an attempt, and sends its id to the others, which join it.
+2. Every rank writes, and sends its vote to the coordinator.
+3. The coordinator commits the votes of all, or abandons the attempt.
 
 Nothing is visible before the commit. Every rank gets the groups, and the coordinator the small
 files, as in `penstock.save`.
@@ -69,8 +69,8 @@ class RankAttempt:
 
     Attributes:
         path: The checkpoint's directory.
-        written: Fields of a `SaveReport`, after `write` or `write_part`. `commit` adds fallbacks,
-            such as the reason if a requested index of a group is missing.
+        written: Fields of this rank's `SaveReport`; empty until `write` or `write_part` returns.
+            `commit` appends to its ``fallbacks``, for example the reason why a group has no index.
     """
 
     def __init__(self, native: _native.Attempt, destination: Destination) -> None:
@@ -102,7 +102,8 @@ class RankAttempt:
             CheckpointExistsError: A complete checkpoint exists and ``overwrite`` is False.
             StorageError: The operating system failed an operation, or a directory has the name of a
                 small file.
-            ValueError: An index is both given and to be written.
+            ValueError: ``files`` holds model.safetensors.index.json, which the save writes itself
+                for the group ``""``.
         """
         destination = Destination(path=path, overwrite=overwrite, groups=groups, files=files)
         return cls(destination.begin(), destination)
@@ -250,7 +251,11 @@ class RankAttempt:
 def _run(job: _native.Job, work: Callable[[], _T]) -> _T:
     """Runs a job's work in a thread that takes no signals, so that a Ctrl-C can cancel it."""
     with ThreadPoolExecutor(1, thread_name_prefix="penstock-attempt") as executor:
-        future = executor.submit(work)
+        try:
+            future = executor.submit(work)
+        except RuntimeError:
+            # An interpreter that ends has none: a background save goes on in its own thread.
+            return work()
         try:
             return future.result()
         except BaseException:

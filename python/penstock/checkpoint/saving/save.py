@@ -14,7 +14,7 @@ from penstock.checkpoint.ranks.round import Vote
 from penstock.checkpoint.saving.capture import capture
 from penstock.checkpoint.saving.lazy import LazySources, lazy_sources
 from penstock.checkpoint.saving.versions import Versions
-from penstock.common.found import has_bytes
+from penstock.common.found import first_without_bytes
 from penstock.errors import (
     CheckpointNotFoundError,
     PenstockError,
@@ -160,10 +160,10 @@ class Save:
             if one is not None:
                 one.post_begun(attempt.id)
             written = self._write(attempt, one)
-            parts = self._collect_parts(one, written["vote"], attempt.id)
+            parts, total_bytes = self._collect_parts(one, written, attempt.id)
             # From here on a failure may follow a commit.
             is_open = False
-            report = self._commit(attempt, written, parts)
+            report = self._commit(attempt, written, parts, total_bytes)
         except BaseException as error:
             if one is not None:
                 one.post_failed(error, discard=is_open)
@@ -171,6 +171,7 @@ class Save:
         finally:
             attempt.abandon()
         if one is not None:
+            one.announcement = one.proposal
             with contextlib.suppress(PenstockError):
                 # A rank that misses the message looks for itself.
                 one.post_outcome({"id": report.checkpoint_id})
@@ -181,8 +182,7 @@ class Save:
         try:
             written = self._write(attempt, one)
             began = time.perf_counter()
-            _, nbytes, digest = written["vote"]
-            one.cast(self._vote(nbytes, digest), self._captured.copies)
+            one.cast(self._vote(written), self._captured.copies)
             self._await_outcome(one, attempt)
             return self._report(written, attempt.id, began)
         finally:
@@ -208,9 +208,11 @@ class Save:
         attempt: _native.Attempt,
         written: dict[str, Any],
         parts: list[tuple[int, str, int, int]],
+        total_bytes: int,
     ) -> SaveReport:
         began = time.perf_counter()
         committed = self.destination.commit(attempt, parts, self._captured.index)
+        written["total_bytes"] = total_bytes + committed.manifest_bytes
         written["fallbacks"] += [*committed.fallbacks, *self._captured.fallbacks]
         written["bytes"] += committed.manifest_bytes
         written["files"] += 1
@@ -233,18 +235,21 @@ class Save:
     # Messages of many ranks.
 
     def _collect_parts(
-        self, one: Round | None, own: tuple[str, int, int], attempt_id: str
-    ) -> list[tuple[int, str, int, int]]:
-        """Returns the parts of all ranks, checked."""
-        file, nbytes, digest = own
+        self, one: Round | None, written: dict[str, Any], attempt_id: str
+    ) -> tuple[list[tuple[int, str, int, int]], int]:
+        """Returns the parts of all ranks, checked, and the bytes that the ranks have written."""
         if one is None:
-            return [(0, file, nbytes, digest)]
-        votes = one.count_votes(self._vote(nbytes, digest), self._captured.copies)
-        return self._check_votes(one, votes, attempt_id)
+            return [(0, *written["vote"])], written["bytes"]
+        votes = one.count_votes(self._vote(written), self._captured.copies)
+        total_bytes = sum(vote.written_bytes for vote in votes)
+        return self._check_votes(one, votes, attempt_id), total_bytes
 
-    def _vote(self, part_bytes: int, part_digest: int) -> Vote:
+    def _vote(self, written: dict[str, Any]) -> Vote:
+        _, part_bytes, part_digest = written["vote"]
         captured = self._captured
-        return Vote(part_bytes, part_digest, captured.balance, captured.has_pieces)
+        return Vote(
+            part_bytes, part_digest, captured.balance, written["bytes"], captured.has_pieces
+        )
 
     def _check_votes(
         self, one: Round, votes: list[Vote], attempt_id: str
@@ -258,17 +263,21 @@ class Save:
                 "type, shape and placements; nothing was committed",
                 rank=0,
             )
-        parts = []
-        for rank, vote in enumerate(votes):
-            file = _native.part_file(rank, attempt_id)
-            if not has_bytes(os.path.join(self.destination.path, file), vote.part_bytes):
-                raise RankError(
-                    f"{self.destination.path}: what rank {rank} wrote is not there: all ranks have "
-                    "to save to one directory of a file system that they share, and to several "
-                    "stores in one order; nothing was committed",
-                    rank=rank,
-                )
-            parts.append((rank, file, vote.part_bytes, vote.part_digest))
+        parts = [
+            (rank, _native.part_file(rank, attempt_id), vote.part_bytes, vote.part_digest)
+            for rank, vote in enumerate(votes)
+        ]
+        directory = self.destination.path
+        rank_without = first_without_bytes(
+            [(os.path.join(directory, file), nbytes) for _, file, nbytes, _ in parts]
+        )
+        if rank_without is not None:
+            raise RankError(
+                f"{directory}: what rank {rank_without} wrote is not there: all ranks have to save "
+                "to one directory of a file system that they share, and to several stores in one "
+                "order; nothing was committed",
+                rank=rank_without,
+            )
         if any(vote.has_pieces for vote in votes):
             self._check_pieces(parts)
         return parts
@@ -311,13 +320,15 @@ class Save:
             outcome = one.wait_outcome()
         except (RankError, SaveCancelledError):
             # The coordinator may have died after the commit, before its message was read.
-            if attempt.is_committed():
-                return
-            raise
+            if not attempt.is_committed():
+                raise
+            one.announcement = one.proposal
+            return
         if "error" in outcome:
             if outcome["discard"]:
                 attempt.discard()
             raise one.error_of(outcome)
+        one.announcement = one.proposal
 
     def _join(self, attempt_id: str, one: Round) -> _native.Attempt:
         path = self.destination.path

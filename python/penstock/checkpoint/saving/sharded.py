@@ -25,9 +25,9 @@ from penstock.checkpoint.state.flatten import Flattener
 from penstock.checkpoint.state.flattened import Flattened, Overlap
 from penstock.checkpoint.state.linked import mark_of, place_of, type_of
 from penstock.checkpoint.state.tree.tree import ROOT, Node, unique_names
-from penstock.common.gc_paused import gc_paused
 from penstock.errors import UnsupportedStateError
 from penstock.tensors.devices import CurrentStreams, is_scattered
+from penstock.tensors.gc_paused import gc_paused
 from penstock.tensors.memory import CPU, Memory, narrow, of_tensor, to_source
 from penstock.tensors.native_rows import GlobalBox
 from penstock.tensors.torch_names import DTensor
@@ -110,11 +110,7 @@ class _ShardedLeaf:
 
 @dataclass(slots=True, eq=False)
 class _MemoryLeaf(_ShardedLeaf):
-    """A tensor in memory.
-
-    Attributes:
-        memory: Its elements on this rank.
-    """
+    """A tensor in memory."""
 
     memory: Memory
 
@@ -325,10 +321,6 @@ class _ShardedFlattener(Flattener):
         self, balance: Balance, names: Mapping[int, str]
     ) -> tuple[list[_MemoryLeaf], list[tuple[_FileLeaf, Box]]]:
         """Completes the nodes of all tensors.
-
-        Args:
-            balance: Gets the facts about the tensors.
-            names: The names of the nodes, if there are groups.
 
         Returns:
             The tensors in memory that several ranks may hold; and the tensors in files that this

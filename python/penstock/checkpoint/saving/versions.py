@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 class Versions:
     """The version counts of device tensors at the beginning of a save.
 
-    Args:
-        path: The checkpoint's directory.
-        sources: The tensors of the save, each held by an owner that shares its count.
+    Each tensor is held by an owner that shares its count.
     """
 
     def __init__(self, path: str, sources: Sequence[TensorSource]) -> None:

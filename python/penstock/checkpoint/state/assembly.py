@@ -50,12 +50,7 @@ def check_parts(parts: Parts, name: str) -> None:
 
 
 def put_together(node: dict[str, Node], inner: _Inner, context: Any) -> Any:
-    """Builds the tensor of a node.
-
-    Args:
-        node: The node, with one of `COMPOSITE_TAGS`.
-        inner: Its member tensors, already built.
-        context: The context of a subclass, already built.
+    """Builds the tensor of a node of `COMPOSITE_TAGS` from its built members and context.
 
     Raises:
         TreeError: The members form no tensor.

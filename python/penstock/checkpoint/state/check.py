@@ -8,8 +8,8 @@ from typing import Any
 from penstock.checkpoint.state.composites import refuse_part
 from penstock.checkpoint.state.flatten import Flattener
 from penstock.checkpoint.state.tree.tree import ROOT, Node
-from penstock.common.gc_paused import gc_paused
 from penstock.tensors import dtypes
+from penstock.tensors.gc_paused import gc_paused
 from penstock.tensors.memory import of_tensor
 
 

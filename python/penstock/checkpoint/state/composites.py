@@ -29,13 +29,14 @@ _NOT_ALONE = ("torch.distributed.", "torch._subclasses.", "torch.testing.")
 
 
 class Parts(NamedTuple):
-    """The members of a composite tensor.
+    """A composite tensor in parts: tensors to store, and the properties to write into the tree.
 
     Attributes:
-        tag: Its tag in the tree.
-        inner: Its member tensors by name.
-        facts: Further members of its node, in JSON.
-        context: The state that a subclass needs beside its members.
+        tag: Kind of composite tensor; the value of ``"$"`` in its node of the tree.
+        inner: Inner tensors by name, each stored like any other tensor.
+        facts: Other properties, such as the shape; JSON values, stored in the node by name.
+        context: The context that ``__tensor_flatten__`` returned; None unless the tag is
+            ``"subclass"``.
     """
 
     tag: str
@@ -119,9 +120,9 @@ def _subclass(value: Any, name: str) -> Parts:
 
 
 def refuse_part(local: Any, name: str) -> None:
-    """Refuses a composite local tensor of a `DTensor`.
+    """Refuses a `DTensor` whose local tensor is itself made of other tensors.
 
-    Nothing relates the parts of its members to the parts of the whole.
+    Its placements say how the whole tensor is split over ranks, not how those inner tensors are.
     """
     kind = type(local)
     if is_wrapper(kind) and subclass_of(name_of(kind)) is kind:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.checkpoint.layout.tiling import Pieces, check_pieces, memory_of_piece
+from penstock.checkpoint.layout.tiling import Pieces, check_pieces, dtype_of, memory_of_piece
 from penstock.checkpoint.state import ties
 from penstock.checkpoint.state.assembly import check_parts
 from penstock.checkpoint.state.composites import Parts, take_apart
@@ -54,11 +54,11 @@ from penstock.checkpoint.state.tree.tree import (
     unique_names,
 )
 from penstock.checkpoint.state.typed import TYPED
-from penstock.common.gc_paused import gc_paused
 from penstock.errors import UnsupportedStateError
 from penstock.tensors import dtypes
 from penstock.tensors.devices import CurrentStreams
 from penstock.tensors.file_tensor import FileTensor
+from penstock.tensors.gc_paused import gc_paused
 from penstock.tensors.marks import Boxes, PerRank
 from penstock.tensors.memory import Memory, foreign_array, of_array, of_bytes, of_tensor, to_source
 
@@ -72,7 +72,7 @@ INLINE_BYTES_MAX = 4096
 """Longer byte strings are stored as tensors, outside the tree."""
 
 
-def flatten(state: Any, *, finds_overlaps: bool = False) -> Flattened:
+def flatten(state: Any, *, finds_overlaps: bool = False, is_alone: bool = False) -> Flattened:
     """Flattens a state.
 
     The result borrows the memory of the state's tensors and keeps them alive.
@@ -80,6 +80,7 @@ def flatten(state: Any, *, finds_overlaps: bool = False) -> Flattened:
     Args:
         state: Any nesting of plain values, containers, tensors and arrays.
         finds_overlaps: Whether to find leaves that share memory.
+        is_alone: Whether tensors in pieces have all their pieces in this state.
 
     Example:
         >>> import numpy as np
@@ -90,7 +91,7 @@ def flatten(state: Any, *, finds_overlaps: bool = False) -> Flattened:
         [('w', 'float64', (2, 3))]
     """
     with gc_paused():
-        return Flattener().flatten(state, finds_overlaps=finds_overlaps)
+        return Flattener().flatten(state, finds_overlaps=finds_overlaps, is_alone=is_alone)
 
 
 class Flattener:
@@ -115,6 +116,7 @@ class Flattener:
         # Arrays in pieces, each once, with the nodes of all leaves that refer to it.
         self._boxed: dict[int, tuple[str, Boxes, list[dict[str, Any]]]] = {}
         self.in_pieces: list[Pieces] = []
+        self._is_alone = False
         self.linker = Linker()
         self.untied: list[tuple[str, str]] = []
         self._open: set[int] = set()
@@ -151,8 +153,9 @@ class Flattener:
             self.handlers[torch.dtype] = kind._torch_dtype
             self.handlers[torch.device] = kind._device
 
-    def flatten(self, state: Any, *, finds_overlaps: bool) -> Flattened:
+    def flatten(self, state: Any, *, finds_overlaps: bool, is_alone: bool = False) -> Flattened:
         """Walks a state; may be called once."""
+        self._is_alone = is_alone
         root = self.encode(state, ROOT, 0)
         tensors, aliases = self.finish()
         self.link_files(len(tensors), aliases)
@@ -464,12 +467,7 @@ class Flattener:
         return tensors, aliases
 
     def _pieces(self, wholes: Sequence[str], taken: Sequence[str]) -> Iterator[TensorSource]:
-        """Yields the pieces of arrays in pieces; completes the arrays' nodes.
-
-        Args:
-            wholes: A name for each of the arrays, also used for its first piece.
-            taken: Names of all leaves.
-        """
+        """Yields the pieces of arrays in pieces; completes the arrays' nodes."""
         boxed = list(zip(wholes, self._boxed.values(), strict=True))
         further = [whole for whole, (_, value, _) in boxed for _ in value.pieces[1:]]
         names = iter(unique_names([*taken, *further])[len(taken) :])
@@ -479,8 +477,9 @@ class Flattener:
             for node in nodes:
                 node |= {"g": whole, "dtype": dtype, "shape": list(value.shape)}
             blocks = [(tuple(start), tuple(piece.shape)) for start, piece in value.pieces]
-            check_pieces(Pieces(whole, value.shape, blocks), is_whole=False)
-            self.in_pieces.append(Pieces(whole, value.shape, blocks))
+            pieces = Pieces(whole, value.shape, blocks)
+            check_pieces(pieces, is_whole=self._is_alone)
+            self.in_pieces.append(pieces)
             for index, (start, elements) in enumerate(value.pieces):
                 name = next(names) if index else whole
                 memory = memory_of_piece(elements, name, dtype, is_array=value.is_array)
@@ -524,18 +523,6 @@ class Flattener:
             if sources:
                 found.append(Overlap(sources, [rows[index][1] for index in run]))
         return found
-
-
-def dtype_of(value: Boxes, name: str) -> str:
-    """Returns the name of the element type of an array or tensor in pieces."""
-    dtype: Any = value.dtype
-    known = None if value.is_array else dtypes.torch_names().get(dtype)
-    found = dtypes.numpy_name(dtype) if value.is_array else known and known[0]
-    if found is None:
-        raise UnsupportedStateError(
-            f"{name}: pieces of dtype {dtype} cannot be stored: convert them first", key=name
-        )
-    return found
 
 
 def facts_of(parts: Parts, name: str) -> dict[str, Node]:

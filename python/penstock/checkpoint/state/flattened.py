@@ -37,12 +37,7 @@ class Flattened:
 
 
 class Overlap(NamedTuple):
-    """Leaves that share memory.
-
-    Attributes:
-        sources: Indices of the stored ones.
-        values: All of them.
-    """
+    """Leaves that share memory: all their values, and the indices of the stored ones."""
 
     sources: list[int]
     values: list[Any]

@@ -29,13 +29,7 @@ class Linker:
         self._index_of: dict[int, int] = {}
 
     def add(self, tensor: FileTensor, name: str, box: GlobalBox | None = None) -> None:
-        """Adds a tensor.
-
-        Args:
-            tensor: The tensor.
-            name: Its name in the part.
-            box: The global tensor and the position in it, if the tensor is a box.
-        """
+        """Adds a tensor; a box comes with its global tensor and the position in it."""
         files, tensors = self.linked
         held = tensor.file
         # The list keeps the file alive, so that no other object gets its id.
@@ -59,10 +53,6 @@ def mark_of(tensor: FileTensor, name: str) -> int:
     Digests of its file cannot show whether ranks hold the same tensor: they cover chunks, in which
     the tensor may be at another place, beside other tensors. Tensors that have diverged differ
     almost everywhere, so one page suffices.
-
-    Args:
-        tensor: The tensor.
-        name: Its name on all ranks.
     """
     dtype, item_bytes = type_of(tensor, name)
     shape = tuple(tensor.shape)

@@ -38,9 +38,6 @@ _Array: TypeAlias = np.ndarray[tuple[int], np.dtype[_Scalar]]
 def find(memories: Sequence[Memory]) -> dict[int, tuple[int, Window | None]]:
     """Maps every memory that need not be stored to a stored one, and the part of it.
 
-    Args:
-        memories: All memories of a state, in its order.
-
     Returns:
         Index of a memory -> (index of a stored one, None for all of it or a window into it).
 
@@ -60,9 +57,7 @@ def find(memories: Sequence[Memory]) -> dict[int, tuple[int, Window | None]]:
 def apart(memories: Sequence[Memory], tied: Collection[int]) -> list[tuple[int, int]]:
     """Returns memories with common elements that are nevertheless stored separately.
 
-    Args:
-        memories: All memories of a state.
-        tied: Indices of those that are not stored, from `find`.
+    ``tied`` is of `find`: indices of the memories that are not stored.
 
     Returns:
         Pairs of indices, one for each such memory; a bounded number of them.

@@ -1,8 +1,9 @@
 """`Component`: a part of a `Training`, with its own way to be captured and restored.
 
-To restore a part, it is asked for the `DTensor`s that it holds (`Component.targets`), of which a
-rank reads its own boxes. All other values are loaded separately and passed to the part at the end,
-so that nothing is changed before everything was read and compared.
+A restore first asks each part for the layout of its `DTensor`s (`Component.targets`), so that a
+rank reads only the regions (boxes) that it holds, into copies on the host. The part takes over
+these and all other values at the end, so that nothing is changed before everything was read and
+compared.
 """
 
 from __future__ import annotations

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 def make(value: Any, name: str, names: Names) -> Component | None:
     """Returns the part for a value; None for a plain value.
 
-    Args:
-        value: The user's value.
-        name: Its name.
-        names: The names of all models' parameters; those of this model are added.
+    ``names``, those of all models' parameters, get those of this model.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):

@@ -73,12 +73,7 @@ def _put_in_order(module: Any) -> None:
 
 
 def bare(module: Any, name: str) -> Any:
-    """Returns a model without its outer wrappers.
-
-    Args:
-        module: The model.
-        name: Its name, for messages.
-    """
+    """Returns a model without its outer wrappers."""
     while (word := wrapping_word(module)) is not None:
         further = [
             *(key for key in module._modules if key != word),

@@ -1,8 +1,9 @@
 """`View`: a checkpoint of one or many ranks, as one rank sees it.
 
-The tree of each rank refers to its own tensors by number, and to shared tensors by name; their
-boxes are in the parts of several ranks. A view has a single tree in which every tensor has a
-number: first all stored entries, then the *wholes*, which are tensors assembled from boxes.
+A rank's tree refers to the rank's own tensors by number, and to tensors that ranks share by name.
+The parts of several ranks may list the boxes of one shared tensor. A view has a single tree, in
+which every tensor has a number. The stored entries are numbered first, then the *wholes*: shared
+tensors, each assembled from its boxes.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from penstock.checkpoint.state.tree import tree
 from penstock.checkpoint.view.merging import Merging
 from penstock.checkpoint.view.numbering import Numbering, StoredBoxes
 from penstock.checkpoint.view.partial import SalvageLosses, shared_only
-from penstock.common.gc_paused import gc_paused
 from penstock.tensors import dtypes
+from penstock.tensors.gc_paused import gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -176,16 +176,11 @@ def past(
 ) -> None:
     """Records a span after its end, in the row of the calling thread or in a common row.
 
-    Args:
-        name: The name of the span.
-        begun: Its begin, by `time.perf_counter`.
-        ended: Its end, by `time.perf_counter`.
-        detail: The object of the operation, such as a path.
-        role: The common row; None for that of the thread.
+    ``begun`` and ``ended`` are of `time.perf_counter`.
     """
     if not _native.trace_is_on():
         return
-    now, now_ns = time.perf_counter(), _native.trace_now()
+    now, now_ns = _both_clocks()
     begun_ns, ended_ns = (max(0, now_ns - round((now - at) * 1e9)) for at in (begun, ended))
     # A trace only observes: an error in it must not fail a save.
     with contextlib.suppress(Exception):
@@ -193,6 +188,20 @@ def past(
             _native.trace_span(name, begun_ns, detail, ended_ns)
         else:
             _native.trace_overlapping(role, name, begun_ns, detail, ended_ns)
+
+
+def _both_clocks() -> tuple[float, int]:
+    """Returns the time by `time.perf_counter` and in nanoseconds of the trace.
+
+    The thread may lose its core between the two readings, so the closest of three pairs counts.
+    """
+    pairs = []
+    for _ in range(3):
+        before = time.perf_counter()
+        now_ns = _native.trace_now()
+        pairs.append((time.perf_counter() - before, before, now_ns))
+    _, now, now_ns = min(pairs)
+    return now, now_ns
 
 
 def _file(path: str | os.PathLike[str]) -> str:

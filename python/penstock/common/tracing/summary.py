@@ -24,6 +24,9 @@ SIZES = (
 )
 """Size classes of requests, each below its number of bytes."""
 
+READS, WRITES = "process reads GiB/s", "process writes GiB/s"
+"""Counters of the bytes that a process exchanges with storage."""
+
 START, COMPUTE, CHECKPOINT, LOAD = "start-up", "compute", "checkpoint", "load"
 
 
@@ -129,7 +132,7 @@ def calls(trace: Trace) -> list[CallTotals]:
     for role in ("stall", "background"):
         kinds: dict[str, list[RecordedSpan]] = defaultdict(list)
         for span in trace.spans:
-            if _role(span) == role:
+            if role_of(span) == role:
                 kinds[span.name].append(span)
         found += [_call(name, role, spans, trace.spans) for name, spans in kinds.items()]
     return found
@@ -159,7 +162,7 @@ def _call(name: str, role: str, shown: list[RecordedSpan], spans: list[RecordedS
 def _is_same(own: RecordedSpan, shown: RecordedSpan) -> bool:
     """Whether a span is the calling thread's counterpart of a span in a common row."""
     is_call = own.name == shown.name and own.detail == shown.detail
-    return is_call and _role(own) == "caller"
+    return is_call and role_of(own) == "caller"
 
 
 def _outermost(spans: Iterable[RecordedSpan]) -> list[RecordedSpan]:
@@ -177,7 +180,7 @@ def work(trace: Trace) -> list[Work]:
     for role in ("stager", "writer", "reader"):
         rows: dict[str, list[RecordedSpan]] = defaultdict(list)
         for span in trace.spans:
-            if _role(span) == role:
+            if role_of(span) == role:
                 rows[span.row].append(span)
         parts: dict[str, float] = defaultdict(float)
         for spans in rows.values():
@@ -202,22 +205,22 @@ def _own_seconds(spans: list[RecordedSpan]) -> list[tuple[str, float]]:
     return [(span.name, seconds) for span, seconds in zip(spans, own, strict=True)]
 
 
-def requests(trace: Trace) -> list[RequestTotals]:
-    """Returns the requests by operation and size class."""
+def requests(some: Iterable[Request]) -> list[RequestTotals]:
+    """Returns the totals of requests by operation and size class."""
     kinds: dict[tuple[str, int], list[Request]] = defaultdict(list)
-    for one in trace.requests:
+    for one in some:
         kinds[one.operation, _size(one.nbytes)].append(one)
     found = []
-    for (operation, size), some in sorted(kinds.items()):
-        times = np.array([one.seconds for one in some]) * 1e3
+    for (operation, size), alike in sorted(kinds.items()):
+        times = np.array([one.seconds for one in alike]) * 1e3
         p50, p99 = np.percentile(times, (50, 99))
         made = RequestTotals(
             operation=operation,
             size=SIZES[size][1],
-            requests=len(some),
-            nbytes=sum(one.nbytes for one in some),
-            aligned=sum(one.is_aligned for one in some) / len(some),
-            direct=sum(one.is_direct for one in some) / len(some),
+            requests=len(alike),
+            nbytes=sum(one.nbytes for one in alike),
+            aligned=sum(one.is_aligned for one in alike) / len(alike),
+            direct=sum(one.is_direct for one in alike) / len(alike),
             p50_ms=float(p50),
             p99_ms=float(p99),
             max_ms=float(times.max()),
@@ -242,8 +245,8 @@ def phases(trace: Trace) -> list[Phase]:
     process waits for a save, load that in which it waits for another call of Penstock. The rest is
     compute.
     """
-    parts = _timeline(trace)
-    reads, writes = _Rate(trace, "process reads GiB/s"), _Rate(trace, "process writes GiB/s")
+    parts = timeline(trace)
+    reads, writes = Rate(trace, READS), Rate(trace, WRITES)
     found = []
     for name in (START, COMPUTE, CHECKPOINT, LOAD):
         own = [(begin, end) for begin, end, phase in parts if phase == name]
@@ -258,8 +261,8 @@ def moments(trace: Trace, count: int) -> list[Moment]:
     length = trace.seconds / count
     if not length:
         return []
-    parts = _timeline(trace)
-    reads, writes = _Rate(trace, "process reads GiB/s"), _Rate(trace, "process writes GiB/s")
+    parts = timeline(trace)
+    reads, writes = Rate(trace, READS), Rate(trace, WRITES)
     found = []
     for index in range(count):
         begin, end = index * length, (index + 1) * length
@@ -272,9 +275,9 @@ def moments(trace: Trace, count: int) -> list[Moment]:
     return found
 
 
-def _timeline(trace: Trace) -> list[tuple[float, float, str]]:
-    """Returns the phases in order: begin, end, name."""
-    stalls = [span for span in trace.spans if _role(span) == "stall"]
+def timeline(trace: Trace) -> list[tuple[float, float, str]]:
+    """Returns the phases of a process in order: begin, end, name; see `phases`."""
+    stalls = [span for span in trace.spans if role_of(span) == "stall"]
     first_save = next((one.begin for one in stalls if _is_saving(one)), trace.seconds)
     loads = [one.end for one in stalls if one.name == "load" and one.end <= first_save]
     at = max(loads, default=0.0)
@@ -294,8 +297,8 @@ def _is_saving(stall: RecordedSpan) -> bool:
     return stall.name in ("save", "save_async", "stage", "wait")
 
 
-class _Rate:
-    """A counter in GiB/s; each value holds until the next."""
+class Rate:
+    """A counter of a trace in GiB/s; each value holds until the next."""
 
     def __init__(self, trace: Trace, counter: str) -> None:
         levels = trace.levels.get(counter, [])
@@ -310,5 +313,6 @@ class _Rate:
         return float(after - before)
 
 
-def _role(span: RecordedSpan) -> str:
+def role_of(span: RecordedSpan) -> str:
+    """Returns the kind of row that a span is in."""
     return span.row.split(" ", 1)[0]

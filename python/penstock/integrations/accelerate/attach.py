@@ -241,11 +241,7 @@ class _Saves:
             accelerator.project_configuration.iteration = number + 1
 
     def end_training(self) -> None:
-        """Waits for the save in progress, and ends training as Accelerate does.
-
-        Raises:
-            PenstockError: The save failed.
-        """
+        """Waits for the save in progress, and ends training as Accelerate does."""
         try:
             self._saver.close()
         finally:

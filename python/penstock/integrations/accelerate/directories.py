@@ -75,12 +75,7 @@ def is_theirs(path: str) -> bool:
 
 
 def newest(root: str, accelerator: Any) -> str:
-    """The complete checkpoint of the highest number; warns of each newer one that is skipped.
-
-    Raises:
-        CheckpointNotFoundError: There is none, or only interrupted saves.
-        PenstockError: None can be read.
-    """
+    """The complete checkpoint of the highest number; warns of each newer one that is skipped."""
     damaged: PenstockError | None = None
     for _, path in reversed(numbered(root, _NAME)):
         try:
@@ -102,12 +97,7 @@ def newest(root: str, accelerator: Any) -> str:
 
 
 def check(path: str, accelerator: Any) -> None:
-    """Raises unless a checkpoint is complete, as far as that shows without reading all of it.
-
-    Raises:
-        IncompleteCheckpointError: A save did not finish, by Penstock or by Accelerate.
-        PenstockError: It cannot be read.
-    """
+    """Raises unless a checkpoint is complete, as far as that shows without reading all of it."""
     if is_checkpoint(path) or not is_theirs(path):
         penstock.inspect(path)
         return

@@ -67,14 +67,6 @@ def try_out(accelerator: Any, root: str, saves_of: Callable[[Any], Any]) -> None
     """Saves and loads a tiny state, if Accelerate is newer than the versions tested.
 
     All processes call it.
-
-    Args:
-        accelerator: The accelerator that is about to save.
-        root: A directory that all processes see.
-        saves_of: Makes the replaced methods of another accelerator.
-
-    Raises:
-        MissingDependencyError: It failed, or another state came back.
     """
     self_check("accelerate", lambda: _try_out(accelerator, root, saves_of))
 

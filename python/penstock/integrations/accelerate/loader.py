@@ -24,11 +24,7 @@ def keep_position() -> None:
 
 
 class PreparedLoader:
-    """A prepared loader: its epoch, its position if it has one, and the source of its order.
-
-    Args:
-        loader: A result of ``accelerator.prepare``.
-    """
+    """A prepared loader: its epoch, its position if it has one, and the source of its order."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

@@ -21,14 +21,7 @@ REMEDY = "penstock.integrations.accelerate.attach(accelerator, trust=True)"
 def training_of(
     accelerator: Any, models: Sequence[Any], pickled: Sequence[str], *, trust: bool
 ) -> Training:
-    """All parts, named as Accelerate names their files.
-
-    Args:
-        accelerator: The accelerator.
-        models: Its models that no hook has saved.
-        pickled: Names of values to store as pickled bytes.
-        trust: Whether such values are unpickled.
-    """
+    """All parts, named as Accelerate names their files."""
     given = _numbered("model", {accelerator._models.index(one): one for one in models})
     # Without Accelerate's wrapper: a lazy save has to be called before each step.
     optimizers = [getattr(one, "optimizer", one) for one in accelerator._optimizers]
@@ -56,9 +49,6 @@ def check(accelerator: Any, pickled: Sequence[str]) -> None:
 
     Models are not checked, as those of several ranks may be gathered, nor are loaders, which may
     start to read.
-
-    Raises:
-        UnsupportedStateError: A leaf cannot be stored; the message names it.
     """
     optimizers = _numbered("optimizer", dict(enumerate(accelerator._optimizers)))
     schedulers = _numbered("scheduler", dict(enumerate(accelerator._schedulers)))

@@ -42,11 +42,6 @@ class DefaultWriter(StorageWriter):
 
     It treats a checkpoint of DCP's at the path like one of Penstock's: without ``overwrite`` it
     refuses, else it removes DCP's files once the new checkpoint is durable.
-
-    Args:
-        path: As for `StorageWriter`.
-        overwrite: Replace a complete checkpoint, as DCP does.
-        options: As for `StorageWriter`.
     """
 
     def __init__(

@@ -33,12 +33,7 @@ REPLACED = "replaced"
 
 
 def holds_dcp(path: str) -> bool:
-    """Whether the newest complete checkpoint in a directory is of DCP's own format.
-
-    Raises:
-        IncompleteCheckpointError: There is only an unfinished save of DCP.
-        CorruptCheckpointError: There are both, and Penstock's is damaged.
-    """
+    """Whether the newest complete checkpoint in a directory is of DCP's own format."""
     if is_checkpoint(path):
         digest = dcp_digest(path)
         return digest is not None and digest != _replaced(path)
@@ -68,19 +63,17 @@ def dcp_digest(path: str) -> str | None:
 
 
 def mark(path: str) -> None:
-    """Writes the mark, and removes the files of a checkpoint of DCP's own.
-
-    Raises:
-        StorageError: The operating system failed an operation. The checkpoint is complete.
-    """
+    """Writes the mark, and removes the files of a checkpoint of DCP's own."""
     try:
         target = os.path.join(path, METADATA)
         if dcp_digest(path) is not None or not os.path.exists(target):
             durable.replace(target, MARK)
         names = _names(path)
-        for name in (*metadata_of_ranks(names), *data_files(names)):
+        replaced = [*metadata_of_ranks(names), *data_files(names)]
+        for name in replaced:
             os.unlink(os.path.join(path, name))
-        durable.sync(path)
+        if replaced:
+            durable.sync(path)
     except OSError as error:
         raise _failed(error, path) from error
 

@@ -80,9 +80,6 @@ def arrange(
         planner_data: Data that the planner needs when it loads; with the default planner the paths
             that DCP has flattened.
         further: Members of the note that `read` ignores.
-
-    Raises:
-        UnsupportedStateError: ``planner_data`` cannot be stored.
     """
     note: dict[str, Any] = {"raw": sorted(raw), **(further or {})}
     state = _nest(nodes, planner_data) if _are_paths(planner_data, nodes) else None
@@ -97,11 +94,6 @@ def arrange(
 
 def read(root: Node, note: Any, tree_chars: int) -> Layout:
     """The items of a tree.
-
-    Args:
-        root: The tree.
-        note: The note of `arrange`; None for a checkpoint that DCP has not written.
-        tree_chars: Length of the tree as text.
 
     Raises:
         TreeError: The tree is no dictionary, or tree or note is malformed.

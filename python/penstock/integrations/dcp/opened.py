@@ -100,18 +100,7 @@ class _Read:
 
 
 class Opened:
-    """An open checkpoint and its items.
-
-    Args:
-        path: Its directory.
-        allow_partial: Omit missing items of a salvaged checkpoint.
-
-    Raises:
-        CheckpointNotFoundError: There is nothing at the path.
-        IncompleteCheckpointError: The save there never finished.
-        PartialCheckpointError: It was salvaged from a damaged one, and lacks items.
-        CorruptCheckpointError: The checkpoint is damaged, or not Penstock's.
-    """
+    """An open checkpoint and its items."""
 
     def __init__(self, path: str, *, allow_partial: bool) -> None:
         self._checkpoint = OpenCheckpoint(path)

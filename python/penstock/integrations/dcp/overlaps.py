@@ -78,11 +78,7 @@ class FilledTargets:
 
     @contextmanager
     def kept(self, name: str, tensor: torch.Tensor) -> Iterator[None]:
-        """Checks that filling a target leaves targets of other names unchanged.
-
-        Raises:
-            StateMismatchError: One of them has changed.
-        """
+        """Checks that filling a target leaves targets of other names unchanged."""
         before = [(other, one, one.clone()) for other, one in self.sharing(name, tensor)]
         yield
         for other, one, was in before:

@@ -63,9 +63,6 @@ def pack(plan: SavePlan, planner: SavePlanner, *, is_alone: bool) -> Packed:
         planner: Holds their data.
         is_alone: Whether no other rank writes. Then a whole tensor is stored as such; any other is
             a box of a global tensor, to which every tree can refer.
-
-    Raises:
-        UnsupportedStateError: An item cannot be stored; the message names it.
     """
     packer = _Packer(planner, is_alone)
     results = []
@@ -265,11 +262,7 @@ class _ValueEncoder(Flattener):
         raise refusal(value, name)
 
     def data(self, *, needs_torch_type: bool) -> list[tuple[str, dict[str, Any], Memory]]:
-        """Name, node and memory of every leaf that is stored outside the tree.
-
-        Raises:
-            UnsupportedStateError: Leaves share memory, or have a type that no tensor has.
-        """
+        """Name, node and memory of every leaf that is stored outside the tree."""
         found = [(name, node, self.memories[index]) for name, node, index in self.leaves]
         _, aliases = self.finish()
         for name, node, memory in found:

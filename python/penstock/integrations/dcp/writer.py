@@ -16,19 +16,18 @@ remain as leftovers, as of a process that died, until the next save to the path 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import torch
-from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint import state_dict_saver, storage
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from penstock.checkpoint.saving.destination import warn
 from penstock.errors import UnsupportedStateError
 from penstock.integrations.dcp import layout
-from penstock.integrations.dcp.copying import copies_first
 from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
 from penstock.integrations.dcp.paths import is_ours
 from penstock.plugin import (
@@ -39,6 +38,7 @@ from penstock.plugin import (
     decode_path,
     read_files,
     to_native,
+    warn,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +86,6 @@ class _Report:
     raw: list[str]
 
 
-@copies_first
 class StorageWriter(storage.StorageWriter):
     """Makes `torch.distributed.checkpoint` save into a Penstock checkpoint.
 
@@ -275,11 +274,7 @@ class StorageWriter(storage.StorageWriter):
 
 
 def _merge(reports: Iterable[_Report]) -> tuple[dict[str, Node], list[str]]:
-    """Merges the nodes of all ranks.
-
-    Raises:
-        UnsupportedStateError: Ranks do not agree about a tensor, or two items have one name.
-    """
+    """Merges the nodes of all ranks."""
     nodes: dict[str, Node] = {}
     raw: list[str] = []
     owners: dict[str, str] = {}
@@ -308,3 +303,43 @@ def _global_names(node: Node) -> Iterator[str]:
             if "g" in node and "$" in node:
                 yield node["g"]
             rest += node.values()
+
+
+_COPIES = ("DefaultStager", "_create_cpu_state_dict")
+"""Names in the module of `async_save`, from PyTorch 2.9 and 2.7 on, with which it copies itself."""
+
+
+def _stage(self: object, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the state on the host."""
+    copied: dict[str, Any] = _copied(state_dict, {})
+    return copied
+
+
+def _copied(value: Any, known: dict[int, Any]) -> Any:
+    """A copy of a value; a tensor that occurs twice is copied once.
+
+    PyTorch's own functions of these versions do not copy a `DTensor` on the host.
+    """
+    if isinstance(value, torch.Tensor):
+        if id(value) not in known:
+            found = value.detach()
+            known[id(value)] = found.clone() if found.device.type == "cpu" else found.cpu()
+        return known[id(value)]
+    if isinstance(value, dict):
+        return {key: _copied(child, known) for key, child in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(child, known) for child in value)
+    return copy.deepcopy(value)
+
+
+def _synchronize_staging(self: object) -> None:
+    """Does nothing: `stage` returns when it is done."""
+
+
+if not any(hasattr(state_dict_saver, name) for name in _COPIES):
+    # PyTorch before 2.7: its `async_save` moves tensors to the host, but takes host tensors as they
+    # are, so that a save would store later changes by training. A writer that can *stage* is asked
+    # to copy instead.
+    _kind: Any = StorageWriter
+    _kind.stage, _kind.synchronize_staging = _stage, _synchronize_staging
+    _kind.should_synchronize_after_execute = _kind._synchronize_after_execute = False

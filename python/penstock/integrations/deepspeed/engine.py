@@ -8,18 +8,27 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from deepspeed import comm
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
 import penstock
 from penstock import Saver, Training
-from penstock.errors import PenstockWarning, StateMismatchError, StorageError, UnsupportedStateError
-from penstock.integrations.deepspeed import tags
-from penstock.integrations.deepspeed.files import Files
-from penstock.plugin import is_checkpoint
+from penstock.errors import (
+    PenstockError,
+    PenstockWarning,
+    StateMismatchError,
+    StorageError,
+    UnsupportedStateError,
+)
+from penstock.integrations import pickling
+from penstock.integrations.deepspeed import tags, values
+from penstock.plugin import LiveState, is_checkpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock import PendingSave
     from penstock.options import Options
 
@@ -232,3 +241,40 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     @property
     def _directory(self) -> str:
         return os.path.join(self._save_dir, self._tag)
+
+
+class Files(LiveState):
+    """Files received from DeepSpeed, converted when the save flattens the state.
+
+    A save tells all ranks if flattening fails on one. A failure before that would leave the others
+    in a barrier of DeepSpeed's. So `state_dict` does everything that can fail.
+    """
+
+    def __init__(self, directory: str, *, pickled: Sequence[str], rng: bool) -> None:
+        self._directory = directory
+        self._pickled = pickled
+        self._rng = rng
+        self._states: dict[str, Any] = {}
+
+    def add(self, path: str, state: Any) -> None:
+        """Adds a file."""
+        self._states[os.path.abspath(path)] = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state; writes a stub for each file."""
+        files = {}
+        for path, state in self._states.items():
+            above, name = os.path.split(path)
+            if above != self._directory:
+                raise PenstockError(f"{path} lies outside of the tag {self._directory}")
+            tags.check_stub(path)
+            files[name] = pickling.packed(values.plain(state), name, self._pickled)
+            # Not of bytes, which would be taken for the state of a generator, one for each rank.
+            files[name][tags.SHARED] = torch.zeros(1)
+        tags.make(self._directory)
+        for path in self._states:
+            tags.put_stub(path)
+        return {"files": files, **({"rng": Training().state_dict()["rng"]} if self._rng else {})}
+
+    def _optimizers(self) -> list[Any]:
+        return []

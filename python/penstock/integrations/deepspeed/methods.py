@@ -156,33 +156,21 @@ def _saving(save: Any) -> Any:
 
 
 def _loading(load: Any) -> Any:
+    signature = inspect.signature(load)
+
     @functools.wraps(load)
-    def load_checkpoint(
-        self: Any,
-        load_dir: str,
-        tag: Any = None,
-        load_module_strict: bool = True,
-        load_optimizer_states: bool = True,
-        load_lr_scheduler_states: bool = True,
-        load_module_only: bool = False,
-        custom_load_fn: Any = None,
-    ) -> Any:
+    def load_checkpoint(self: Any, *arguments: Any, **named: Any) -> Any:
         ours = _of(self)
-        arguments = (
-            load_dir,
-            tag,
-            load_module_strict,
-            load_optimizer_states,
-            load_lr_scheduler_states,
-            load_module_only,
-            custom_load_fn,
-        )
         if ours is None:
-            return load(self, *arguments)
+            return load(self, *arguments, **named)
+        bound = signature.bind(self, *arguments, **named)
+        bound.apply_defaults()
+        given = bound.arguments
         ours.wait_on_all_ranks()
-        with weights_by(ours.load, tag):
-            found = load(self, *arguments)
-        if found[0] is not None and load_optimizer_states and not load_module_only:
+        with weights_by(ours.load, given["tag"]):
+            found = load(self, *arguments, **named)
+        whole = given["load_optimizer_states"] and not given["load_module_only"]
+        if found[0] is not None and whole:
             ours.restore_random_states(os.path.dirname(found[0]))
         return found
 

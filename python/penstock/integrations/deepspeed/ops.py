@@ -169,10 +169,6 @@ class AioHandle:
 
         Returns:
             The number of operations.
-
-        Raises:
-            TransferError: One has failed; all have ended.
-            PenstockError: No operation was started.
         """
         with self._waiting:
             pending = self._take_pending()

@@ -27,11 +27,7 @@ _has_warned = False
 
 
 def new(count: int, example: torch.Tensor) -> torch.Tensor:
-    """A one-dimensional uninitialized tensor of another tensor's type, page-aligned and locked.
-
-    Raises:
-        StorageError: There is no memory for it.
-    """
+    """A one-dimensional uninitialized tensor of another tensor's type, page-aligned and locked."""
     global _has_warned
     count = operator.index(count)
     tensor: torch.Tensor

@@ -52,11 +52,7 @@ def stubs(path: str) -> list[str]:
 
 
 def write(path: str, content: bytes) -> None:
-    """Writes a small file atomically: after a crash it is the old one or the new one.
-
-    Raises:
-        StorageError: The operating system failed it.
-    """
+    """Writes a small file atomically: after a crash it is the old one or the new one."""
     try:
         durable.replace(path, content)
     except OSError as error:
@@ -84,11 +80,7 @@ def _names(path: str) -> list[str]:
 
 
 def make(path: str) -> None:
-    """Makes a directory, if there is none.
-
-    Raises:
-        StorageError: The operating system failed it.
-    """
+    """Makes a directory, if there is none."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -128,20 +120,7 @@ def unfit(path: str) -> PenstockError:
 def read_file(
     path: str, *, trust: bool = False, options: Options | None = None, device: Any = None
 ) -> Any:
-    """Loads the state that a stub stands for.
-
-    Args:
-        path: The stub.
-        trust: Whether pickled bytes in it are unpickled.
-        options: Settings of the I/O.
-        device: Where tensors go.
-
-    Raises:
-        IncompleteCheckpointError: The save of the tag never finished.
-        CheckpointNotFoundError: The tag was saved again since, without this file.
-        UnsupportedStateError: There are pickled bytes, and ``trust`` is False.
-        PenstockError: It cannot be read.
-    """
+    """Loads the state that a stub stands for."""
     directory, name = os.path.split(path)
     if not is_checkpoint(directory):
         others = ", ".join(complete(os.path.dirname(directory))) or "none"

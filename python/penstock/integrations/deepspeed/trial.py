@@ -20,15 +20,8 @@ if TYPE_CHECKING:
 def try_out(engine: Any, root: str, make: Callable[[], PenstockCheckpointEngine]) -> None:
     """Saves and resumes an engine of two parameters, if DeepSpeed is newer than tested.
 
-    All ranks call it.
-
-    Args:
-        engine: The engine that is about to save; the tiny one has its ZeRO stage and groups.
-        root: A directory that all ranks see.
-        make: Makes the tiny engine's checkpoint engine.
-
-    Raises:
-        MissingDependencyError: It failed, or the resumed run differed.
+    All ranks call it. The tiny engine has the ZeRO stage and the groups of the engine that is about
+    to save.
     """
     self_check("deepspeed", lambda: _try_out(engine, root, make))
 

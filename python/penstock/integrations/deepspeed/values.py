@@ -35,11 +35,7 @@ def plain(value: Any) -> Any:
 
 
 def built(value: Any, path: str) -> Any:
-    """Inverts `plain`.
-
-    Raises:
-        CorruptCheckpointError: It names a class that is none of these.
-    """
+    """Inverts `plain`."""
     if isinstance(value, dict):
         if value.keys() == {_MARK, "fields"}:
             return _object(value[_MARK], built(value["fields"], path), path)

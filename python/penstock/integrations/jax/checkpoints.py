@@ -167,7 +167,7 @@ class Checkpoints(Closing):
         """Loads the newest good step; returns its number and pytree, or None if there are no steps.
 
         A step that proves to be damaged while it is read is skipped with a `PenstockWarning`, and
-        set aside once a good one is found, so that it can be saved again. With several processes
+        quarantined once a good one is found, so that it can be saved again. With several processes
         all call this, and load the newest step that is good for all of them.
 
         Args:
@@ -190,7 +190,7 @@ class Checkpoints(Closing):
                 return step, loaded
             warnings.warn(f"step {step} is passed over: {damage}", PenstockWarning, stacklevel=2)
             passed_over.insert(0, step)
-        if steps or self.store.aside():
+        if steps or self.store.quarantined():
             raise CorruptCheckpointError(
                 f"{self.store.root}: none of its checkpoints is good: `penstock salvage` takes out "
                 "what is intact; to begin anew in spite of them, use an empty directory",
@@ -214,12 +214,12 @@ class Checkpoints(Closing):
         return loaded, next((one[1] for one in told if one is not None), None)
 
     def _quarantine(self, steps: list[int]) -> None:
-        """Sets damaged steps aside, so that they can be saved again; the newest last."""
+        """Quarantines damaged steps, so that they can be saved again; the newest last."""
         for step in steps if jax.process_index() == 0 else ():
             # A step that one process could not read may still be good; the store may be read-only.
             with contextlib.suppress(PenstockError):
                 if not self.store.verify(step).ok:
-                    self.store.set_aside(step)
+                    self.store.quarantine(step)
         # Afterwards all processes see the same steps.
         from_all(self.store.root, None)
 

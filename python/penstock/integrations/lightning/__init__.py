@@ -28,6 +28,7 @@ fitting.check()
 from penstock.integrations.lightning import cli, loggers, patches  # noqa: E402, F401
 from penstock.integrations.lightning.checkpoint_io import PenstockIO  # noqa: E402
 from penstock.integrations.lightning.enable import enable  # noqa: E402
+from penstock.integrations.lightning.paced import PacedCheckpoint  # noqa: E402
 from penstock.integrations.lightning.strategies import (  # noqa: E402
     PenstockModelParallelStrategy,
     ShardedCheckpoints,
@@ -36,6 +37,7 @@ from penstock.integrations.lightning.strategies import (  # noqa: E402
 cli.replace()
 
 __all__ = [
+    "PacedCheckpoint",
     "PenstockIO",
     "PenstockModelParallelStrategy",
     "ShardedCheckpoints",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 import weakref
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock import PendingSave
     from penstock.options import Options
-    from penstock.plugin import Files
+    from penstock.plugin import Files, PacedRun
 
 _REQUEUED = "hpc_ckpt"
 """Prefix of checkpoints after which a job is queued again at once."""
@@ -100,6 +101,8 @@ class PenstockIO(CheckpointIO):
         self.files = files
         self.is_running = True
         """Whether a later call will raise the error of a background save."""
+        self.load_seconds: float | None = None
+        """Time of the last load; None before the first."""
         # Lightning lets one rank save; Penstock's strategies let all of them.
         self._saver = self._alone = Saver(options=options, no_dist=True)
         self._together = Saver(options=options)
@@ -227,7 +230,10 @@ class PenstockIO(CheckpointIO):
             UnsupportedStateError: It has a pickled value, and is not trusted.
         """
         self.wait()
-        return loading.read(path, map_location, weights_only, trust=self.trust)
+        began = time.perf_counter()
+        checkpoint = loading.read(path, map_location, weights_only, trust=self.trust)
+        self.load_seconds = time.perf_counter() - began
+        return checkpoint
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Deletes a checkpoint once the last save is durable; if that fails, after the next one."""
@@ -260,6 +266,16 @@ class PenstockIO(CheckpointIO):
         troubles, self._troubles = self._troubles, []
         for trouble in troubles:
             warnings.warn(trouble, PenstockWarning, stacklevel=1)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is in progress on this rank."""
+        return self._pending is not None and not self._pending.done()
+
+    def record(self, run: PacedRun | None) -> None:
+        """Records the times of later saves in a run; None for no record."""
+        self._alone.record(run)
+        self._together.record(run)
 
     def teardown(self) -> None:
         """Waits for the save in progress and releases the staging memory.
@@ -362,10 +378,6 @@ def _choice(
 
 
 def wait_for_all() -> None:
-    """Waits for all saves in progress of all plug-ins of this process.
-
-    Raises:
-        PenstockError: One failed.
-    """
+    """Waits for all saves in progress of all plug-ins of this process."""
     for io in list(_alive):
         io.wait()

@@ -146,11 +146,7 @@ class Connector(_CheckpointConnector):
         return None
 
     def _check_strategy(self) -> None:
-        """Raises for a strategy that would silently save without the plug-in.
-
-        Raises:
-            PenstockError: It is such a strategy.
-        """
+        """Raises for a strategy that would silently save without the plug-in."""
         strategy = self.trainer.strategy
         if not isinstance(strategy, _SHARDED) or isinstance(strategy, ShardedCheckpoints):
             return
@@ -167,11 +163,7 @@ class Connector(_CheckpointConnector):
         raise PenstockError(f"{name} does not save and load through PenstockIO: {remedy}")
 
     def restore_model(self) -> None:
-        """Restores the model, whose tied weights must be equal in the checkpoint.
-
-        Raises:
-            StateMismatchError: They differ; PyTorch would use the last one.
-        """
+        """Restores the model, whose tied weights must be equal in the checkpoint."""
         super().restore_model()
         state = self._loaded_checkpoint.get("state_dict") if self._loaded_checkpoint else None
         if state and io_of(self.trainer) is not None:
@@ -185,11 +177,7 @@ class Connector(_CheckpointConnector):
             self._position.install(self.trainer)
 
     def restore_optimizers_and_schedulers(self) -> None:
-        """Restores them, if there are as many as were saved; Lightning would take any number.
-
-        Raises:
-            StateMismatchError: There are more or fewer.
-        """
+        """Restores them, if there are as many as were saved; Lightning would take any number."""
         trainer: Any = self.trainer
         given = {
             "optimizer_states": ("optimizers", trainer.optimizers),

@@ -24,11 +24,7 @@ _REMOVED = ".removed"
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """An absolute path, which survives changes of the working directory.
-
-    Raises:
-        UnsupportedPathError: It is a URL other than ``file://``.
-    """
+    """An absolute path, which survives changes of the working directory."""
     return os.path.abspath(decode_local_path(os.fspath(path).removeprefix("file://")))
 
 

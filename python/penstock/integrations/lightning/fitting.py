@@ -109,14 +109,7 @@ def _probe_loops(probe: Probe) -> None:
 
 
 def try_out(make: Callable[[], Any]) -> None:
-    """Runs two steps and resumes from them, if Lightning is newer than the versions tested.
-
-    Args:
-        make: Makes a plug-in with default settings.
-
-    Raises:
-        MissingDependencyError: It failed, or another state came back.
-    """
+    """Runs two steps and resumes from them, if Lightning is newer than the versions tested."""
     global _trying_out
     if _trying_out:
         return

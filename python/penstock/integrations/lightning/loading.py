@@ -36,12 +36,6 @@ def read(
         map_location: Where to put tensors, as for `torch.load`.
         weights_only: As for `torch.load`; False also means that pickled values are trusted.
         trust: Whether to unpickle values that were pickled.
-
-    Raises:
-        CheckpointNotFoundError: There is nothing at the path.
-        IncompleteCheckpointError: The save there never finished.
-        CorruptCheckpointError: It is damaged; or a file of `torch.save` is cut off.
-        UnsupportedStateError: It has a pickled value, and is not trusted.
     """
     where = os.path.expanduser(os.fspath(path).removeprefix("file://"))
     if "://" not in where and not os.path.isfile(where):
@@ -61,17 +55,7 @@ def weights_only_of(chosen: bool | None) -> dict[str, bool]:
 
 
 def unpacked(state: Any, path: str, weights_only: bool | None, *, trust: bool) -> dict[str, Any]:
-    """A loaded state with its pickled values unpickled.
-
-    Args:
-        state: The state that was loaded.
-        path: The directory.
-        weights_only: False means that pickled values are trusted.
-        trust: Whether pickled values are trusted.
-
-    Raises:
-        UnsupportedStateError: It has a pickled value, and is not trusted.
-    """
+    """A loaded state with its pickled values unpickled."""
     found: dict[str, Any] = pickling.unpacked(
         state,
         "",

@@ -53,9 +53,6 @@ def newest(paths: Iterable[str]) -> list[str]:
 
     Args:
         paths: Paths of possible checkpoints.
-
-    Raises:
-        CorruptCheckpointError: There are some, and all are damaged.
     """
     found: list[Candidate] = []
     damaged: list[PenstockError] = []
@@ -89,11 +86,7 @@ def beside(directory: str) -> list[str]:
 
 
 def of_slurm(directory: str) -> str | None:
-    """The complete checkpoint of the highest number saved before Slurm queued a job again.
-
-    Raises:
-        CorruptCheckpointError: There are some, and all are damaged.
-    """
+    """The complete checkpoint of the highest number saved before Slurm queued a job again."""
     try:
         found = numbered(directory, _HPC)
     except OSError:
@@ -114,11 +107,7 @@ def of_slurm(directory: str) -> str | None:
 
 
 def _step(path: str) -> int | None:
-    """The step of a complete checkpoint; None if a run cannot resume from it.
-
-    Raises:
-        PenstockError: It is not complete, or damaged.
-    """
+    """The step of a complete checkpoint; None if a run cannot resume from it."""
     if os.path.isfile(path):
         return _step_of_file(path)
     info = penstock.inspect(path)
@@ -128,11 +117,7 @@ def _step(path: str) -> int | None:
 
 
 def _step_of_file(path: str) -> int:
-    """The step in a file of `torch.save`, if it can be read without running code.
-
-    Raises:
-        CorruptCheckpointError: It was never finished.
-    """
+    """The step in a file of `torch.save`, if it can be read without running code."""
     check_whole(path)
     try:
         # Reads no tensor data.

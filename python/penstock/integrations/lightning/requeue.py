@@ -75,8 +75,7 @@ class SignalConnector(_SignalConnector):
 class _Requeue(Callback):
     """Makes all ranks of a run save once the signal has reached one of them.
 
-    Args:
-        save: Lightning's handler, which saves and queues the job again.
+    ``save`` is Lightning's handler, which saves and queues the job again.
 
     Attributes:
         signal: The number of the signal; None before it arrives and after it was handled.

@@ -47,9 +47,7 @@ KEY = "penstock"
 def capture(trainer: pl.Trainer, *, is_together: bool) -> dict[str, Any]:
     """Captures each rank's state that Lightning does not save; called by all ranks.
 
-    Args:
-        trainer: The trainer that saves.
-        is_together: Whether every rank saves its own part, or one rank for all.
+    ``is_together``: every rank saves its own part; otherwise one rank saves for all.
     """
     loader = trainer.fit_loop._combined_loader
     if loader is not None and trainer.is_global_zero:
@@ -111,12 +109,7 @@ def is_alone(trainer: Any) -> bool:
 
 
 class ResumePosition:
-    """Moves a run to the position at which another one was saved.
-
-    Args:
-        checkpoint: The loaded checkpoint.
-        path: Its path.
-    """
+    """Moves a run to the position at which another one was saved."""
 
     def __init__(self, checkpoint: dict[str, Any], path: str) -> None:
         loops = checkpoint.get("loops", {}).get("fit_loop", {})
@@ -294,11 +287,7 @@ class ResumePosition:
 
 
 class _Waiting:
-    """A loader whose epoch has not begun: it has its length, but no batches.
-
-    Args:
-        loader: The loader that replaces it.
-    """
+    """A loader whose epoch has not begun: it has its length, but no batches."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

@@ -150,13 +150,7 @@ class ShardedCheckpoints(ParallelStrategy):
 
 
 class _Filled(LiveState):
-    """A checkpoint of a sharded model: tensors are filled in place, other values are built.
-
-    Args:
-        model: The model's state to fill.
-        optimizers: The states of its optimizers to fill; empty to skip them.
-        is_strict: Whether the checkpoint must have the same parameters.
-    """
+    """A checkpoint of a sharded model: tensors are filled in place, other values are built."""
 
     def __init__(
         self, model: dict[str, Any], optimizers: list[dict[str, Any]], *, is_strict: bool

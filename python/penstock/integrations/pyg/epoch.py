@@ -165,12 +165,7 @@ class _Ahead:
             raise
 
     def check(self) -> None:
-        """Raises unless a batch can be requested here.
-
-        Raises:
-            PenstockError: This process is a fork of the one whose thread samples.
-            DeviceError: The current stream is being captured, or the driver fails.
-        """
+        """Raises unless a batch can be requested here."""
         if self._process != os.getpid():
             raise PenstockError(
                 f"this epoch was begun by process {self._process}, of which this one is a fork:"
@@ -216,7 +211,7 @@ class _Ahead:
             sampled = self._steps.prepared(next(self._sampling))
             # The store identifies its gathers by the object itself, so keep it.
             self._open[id(sampled)] = sampled
-            self._steps.store.foresee(self._steps.nodes_of(sampled))
+            self._steps.store.hint(self._steps.nodes_of(sampled))
         except BaseException as error:
             return None, error
         return sampled, None

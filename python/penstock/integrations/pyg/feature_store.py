@@ -8,7 +8,7 @@ import torch
 from torch_geometric.data import FeatureStore as _FeatureStore
 from torch_geometric.data import TensorAttr
 
-from penstock.features import Features, ForeseenRows, PendingRows
+from penstock.features import Features, HintedRows, PendingRows
 from penstock.features.gathering.batches import on_host
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ Name: TypeAlias = tuple[str | None, str]
 """Node type (None if there is only one), and name of the feature."""
 
 
-_Ahead: TypeAlias = tuple[torch.Tensor, ForeseenRows | PendingRows]
+_Ahead: TypeAlias = tuple[torch.Tensor, HintedRows | PendingRows]
 """An index, kept so that its id stays unique, and the state of its rows."""
 
 _HOST = torch.device("cpu")
@@ -45,14 +45,14 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
             group, attribute = (None, name) if isinstance(name, str) else name
             self.put_tensor(value, group_name=group, attr_name=attribute, index=None)
 
-    def foresee(self, nodes: Mapping[str | None, torch.Tensor]) -> None:
+    def hint(self, nodes: Mapping[str | None, torch.Tensor]) -> None:
         """Announces nodes to the caches, after all those announced before.
 
         Args:
             nodes: Nodes by type; later calls recognize them by the tensor objects.
         """
         for name, table, index in self._tables(nodes):
-            self._ahead[*name, id(index)] = index, table.foresee(index)
+            self._ahead[*name, id(index)] = index, table.hint(index)
 
     def begin(
         self, nodes: Mapping[str | None, torch.Tensor], device: torch.device | None = None
@@ -68,7 +68,7 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
             _, known = self._ahead.pop((*name, id(index)), (index, None))
             if known is None:
                 known = table.gather_async(index, device=device)
-            elif isinstance(known, ForeseenRows):
+            elif isinstance(known, HintedRows):
                 known = known.gather_async(device=device)
             self._ahead[*name, id(index)] = index, known
 
@@ -76,7 +76,7 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         """Withdraws announcements of nodes; started gathers finish by themselves."""
         for name, _, index in self._tables(nodes):
             _, known = self._ahead.pop((*name, id(index)), (None, None))
-            if isinstance(known, ForeseenRows):
+            if isinstance(known, HintedRows):
                 known.forget()
 
     def _tables(

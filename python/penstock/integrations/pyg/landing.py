@@ -19,17 +19,10 @@ class Landing:
     Rows are gathered ahead by another thread, which has another current stream; it uses the stream
     of this one. So rows are written to memory of the stream that uses them, after its earlier work.
 
-    Args:
-        device: The device of the batches; without an index PyTorch's current device.
-
     Attributes:
         device: The device with its index.
         rows: Where rows are gathered ahead: on that device, or None for the host if PyTorch has to
             copy them.
-
-    Raises:
-        DeviceError: The current stream of the device is being captured, its driver fails, or this
-            is a fork of a process that has used it.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -258,11 +258,7 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
 
 
 def _input_of(graph: Graph, given: Any) -> Any:
-    """Input nodes as PyG takes them; by default all nodes of a graph with one node type.
-
-    Raises:
-        TypeError: They are neither a tensor, nor a type, nor both.
-    """
+    """Input nodes as PyG takes them; by default all nodes of a graph with one node type."""
     is_typed = isinstance(given, str) or (
         isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str)
     )

@@ -171,11 +171,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
 
 
 def _integers(name: str, values: torch.Tensor) -> torch.Tensor:
-    """Converts node numbers of any integer type.
-
-    Raises:
-        TypeError: They are no integers.
-    """
+    """Converts node numbers of any integer type."""
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise TypeError(f"{name}: {values.dtype}: use integers")
     return values.long()
@@ -327,11 +323,7 @@ class Negatives(NegativeSampling):  # type: ignore[misc]
         self._generator = generator
 
     def sample(self, num_samples: int, endpoint: str, num_nodes: Any = None) -> torch.Tensor:
-        """Draws nodes with probabilities proportional to their weights.
-
-        Raises:
-            ValueError: The number of weights is not that of nodes.
-        """
+        """Draws nodes with probabilities proportional to their weights."""
         weight: Any = self.src_weight if endpoint == "src" else self.dst_weight
         if weight is None:
             return torch.randint(num_nodes, (num_samples,), generator=self._generator, device="cpu")

@@ -53,9 +53,6 @@ class Igbh:
         nodes: The number of nodes, by type.
         labels: Labels of papers.
 
-    Raises:
-        ValueError: The scale is out of range.
-
     Example:
         >>> from penstock.integrations.pyg.synthetic import Igbh
         >>> made = Igbh(1e-6)

@@ -53,9 +53,6 @@ def try_out(run: RayRun) -> None:
 
     A worker has one run, and its reports cannot be taken back. So another process runs it, in Ray's
     local mode. All workers call this.
-
-    Raises:
-        MissingDependencyError: It failed, or another state came back.
     """
     self_check("ray", lambda: _try_out(run))
 

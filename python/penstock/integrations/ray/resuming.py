@@ -133,12 +133,7 @@ def _seen(run: RayRun) -> _RunCheckpoints | Exception | None:
 
 
 def _inspect(run: RayRun) -> _RunCheckpoints:
-    """Inspects the run's directory, and asks Ray for its checkpoints.
-
-    Raises:
-        CorruptCheckpointError: Ray has a checkpoint that this plug-in has not reported, and that is
-            not Penstock's or has no step.
-    """
+    """Inspects the run's directory, and asks Ray for its checkpoints."""
     found = _RunCheckpoints([], {}, {}, _registered(run), [], [])
     paths = [path for _, path in run.directories()]
     latest = ray.train.get_checkpoint()

@@ -27,18 +27,13 @@ _NAME = re.compile(r"penstock-([0-9]{10,19})-([0-9a-f]{8})")
 class RayRun:
     """A run as seen by one worker, from the start of its workers to their end.
 
-    Args:
-        storage_path: The run's storage path in local mode, where Ray does not provide it.
+    ``storage_path`` is the run's in local mode, where Ray does not provide it.
 
     Attributes:
         root: The run's directory.
         rank: The rank of this worker.
         is_local: Whether this is local mode (``num_workers=0``), without a controller.
         saver: Runs the saves, one after another.
-
-    Raises:
-        UnsupportedPathError: The run's storage is no file system of this machine.
-        RankError: There are several workers, and torch.distributed has no process group.
     """
 
     def __init__(self, storage_path: str | os.PathLike[str] | None) -> None:
@@ -132,11 +127,7 @@ _current: tuple[object, RayRun] | None = None
 
 
 def current(storage_path: str | os.PathLike[str] | None) -> RayRun:
-    """The run of this worker; all workers make the first call together.
-
-    Raises:
-        ValueError: In local mode, the storage path differs from that of the first call.
-    """
+    """The run of this worker; all workers make the first call together."""
     global _current
     context = ray.train.get_context()
     # In local mode one process may train several times, each with another context.

@@ -19,11 +19,7 @@ _LOSSES = [0.5, 0.25]
 
 
 def main(root: str) -> None:
-    """Reports and resumes a tiny state.
-
-    Args:
-        root: The storage path of the run.
-    """
+    """Reports and resumes a tiny state."""
     skip_self_check("ray")
     resumed = []
 

@@ -49,14 +49,6 @@ def try_out(kind: Any, root: str, device: torch.device) -> None:
     """Saves and loads a tiny run, if torchtitan is newer than the versions tested.
 
     All ranks call it.
-
-    Args:
-        kind: The class of the manager.
-        root: A directory that all ranks see.
-        device: The device of the run's model.
-
-    Raises:
-        MissingDependencyError: It failed, or another state came back.
     """
     self_check("torchtitan", lambda: _try_out(kind, root, device))
 

@@ -24,15 +24,7 @@ _AFRESH = f"exclude_from_loading=[{DATALOADER!r}] begins anew with the data and 
 
 
 def capture(loader: Any, *, is_trusted: bool) -> Any:
-    """The state of a loader, without pickles.
-
-    Args:
-        loader: The loader; None if there is none.
-        is_trusted: Whether values that cannot be stored otherwise may be pickled.
-
-    Raises:
-        UnsupportedStateError: It holds a value that cannot be stored.
-    """
+    """The state of a loader, without pickles."""
     state: Any = None if loader is None else loader.state_dict()
     if not isinstance(loader, ParallelAwareDataloader):
         return state
@@ -52,18 +44,7 @@ def capture(loader: Any, *, is_trusted: bool) -> Any:
 
 
 def to_restore(loader: Any, state: Any, path: str, *, is_trusted: bool) -> Any:
-    """The state for a loader to restore, from a loaded state; changes nothing.
-
-    Args:
-        loader: The loader.
-        state: The state saved by this rank, or by the one in its place.
-        path: The checkpoint.
-        is_trusted: Whether pickles may be loaded.
-
-    Raises:
-        StateMismatchError: It is for another number of data-parallel ranks, or not for this one.
-        UnsupportedStateError: It was pickled, and is not trusted.
-    """
+    """The state for a loader to restore, from a loaded state; changes nothing."""
     if not isinstance(loader, ParallelAwareDataloader):
         return state
     name, size = loader._rank_id, loader.dp_world_size
@@ -95,10 +76,10 @@ def to_restore(loader: Any, state: Any, path: str, *, is_trusted: bool) -> Any:
 
 
 def begin(loader: Any) -> None:
-    """Moves a restored loader to its position.
+    """Creates the iterator of a restored loader, at the loader's saved position in the data.
 
-    That draws a number from PyTorch's generator, as it did in the saved run: so call it before the
-    random states are restored. The next ``iter(loader)`` returns the iterator begun here.
+    Creating it draws a number from PyTorch's generator, as in the saved run. Call this function
+    before you restore the random states. The next ``iter(loader)`` returns this iterator.
     """
     if isinstance(loader, StatefulDataLoader):
         loader.state_dict()

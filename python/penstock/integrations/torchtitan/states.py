@@ -143,11 +143,7 @@ class States(LiveState):
         return into
 
     def _check(self, stored: Mapping[str, Node], into: Mapping[str, Any], path: str) -> None:
-        """Compares the names at the top.
-
-        Raises:
-            StateMismatchError: One side lacks some.
-        """
+        """Compares the names at the top."""
         missing = [name for name in into if name not in stored]
         if OPTIMIZER in missing and all(name in stored for name in self._model()):
             raise StateMismatchError(

@@ -22,6 +22,9 @@ def attach(
     pickled: tuple[str, ...] = (),
     trust: bool = False,
     options: Options | None = None,
+    save_every: int | Literal["auto"] | None = None,
+    failures_per_hour: float | None = None,
+    save_seconds_max: float = 3600.0,
 ) -> T:
     """Makes a trainer save and load its checkpoints with Penstock.
 
@@ -35,6 +38,9 @@ def attach(
         pickled: Parts stored as pickled bytes.
         trust: Whether pickled bytes are loaded.
         options: Settings of the I/O.
+        save_every: Steps between two saves, ``"auto"``, or None for the Trainer's own strategy.
+        failures_per_hour: Failures of the whole job.
+        save_seconds_max: The longest time between two saves.
 
     Returns:
         The trainer.
@@ -55,6 +61,9 @@ def attach(
         pickled=tuple(pickled),
         trust=trust,
         options=options,
+        save_every=save_every,
+        failures_per_hour=failures_per_hour,
+        save_seconds_max=save_seconds_max,
     )
     changed: Any = trainer
     kind = type(trainer)

@@ -58,11 +58,7 @@ _fitting: set[type] = set()
 
 
 def check_trainer(trainer: Any) -> None:
-    """Raises if a Trainer lacks parts that the mix-in uses; checks each class once.
-
-    Raises:
-        MissingDependencyError: Some have changed; the message names all of them.
-    """
+    """Raises if a Trainer lacks parts that the mix-in uses; checks each class once."""
     from transformers import Trainer
 
     if type(trainer) in _fitting:
@@ -132,9 +128,6 @@ def try_out(trainer: Trainer) -> None:
     """Saves and loads a tiny state as a trainer does, if transformers is newer than tested.
 
     All ranks call it. It works below the run's directory, and leaves nothing behind.
-
-    Raises:
-        MissingDependencyError: It failed, or another state came back.
     """
     self_check("transformers", lambda: _try_out(trainer))
 

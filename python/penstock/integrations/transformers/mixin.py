@@ -5,27 +5,27 @@ directory (`_get_output_dir`), and writes no weights, optimizer, scheduler and r
 small files that it writes are stored in the checkpoint.
 
 On resume the weights are loaded together with everything else, once optimizer and scheduler exist:
-all
-of it is read and verified before anything changes.
+all of it is read and verified before anything changes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.errors import IncompleteCheckpointError, StateMismatchError, UnsupportedStateError
 from penstock.integrations.first_rank import from_first
-from penstock.integrations.transformers import fitting, parts, run, uploads
+from penstock.integrations.transformers import fitting, parts, run
 from penstock.integrations.transformers.saves import Retained, Saves, files_in
 from penstock.integrations.transformers.settings import Settings
 from penstock.integrations.versions import check_version
 from penstock.plugin import is_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from transformers import Trainer as _Base
 else:
@@ -73,6 +73,10 @@ class PenstockTrainerMixin(_Base):
             raise ValueError(
                 "save_on_each_node=True: all ranks save one checkpoint together, on storage that "
                 "they share; set it to False"
+            )
+        if self.penstock_settings.save_every is not None and self.args.save_strategy != "no":
+            raise ValueError(
+                "save_every says when to save: set save_strategy='no' in the TrainingArguments"
             )
 
     # Saving.
@@ -123,7 +127,7 @@ class PenstockTrainerMixin(_Base):
             return False
         callbacks = self.callback_handler.callbacks
         # Some callbacks know only on the first rank.
-        return from_first(lambda: uploads.are_uploaded(callbacks))
+        return from_first(lambda: _are_uploaded(callbacks))
 
     def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
         # Transformers 4.49 replaces the best checkpoint's name here, before the next save.
@@ -177,8 +181,19 @@ class PenstockTrainerMixin(_Base):
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         if self._penstock.is_over:
             return
+        self.control.should_save |= self._is_due()
         super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self.control.should_training_stop and self._is_due():
+            # A callback has stopped the training after the evaluation.
+            self.control.should_save = True
+            super()._maybe_log_save_evaluate(*args, **kwargs)
         self._note_random()
+
+    def _is_due(self) -> bool:
+        """Whether to save after the present step."""
+        step = self.state.global_step
+        is_last = step >= self.state.max_steps or self.control.should_training_stop
+        return self._penstock.is_due(step, is_last=is_last)
 
     def _note_random(self) -> None:
         """Records the random states before the next step, see `_rewound`."""
@@ -230,16 +245,13 @@ class PenstockTrainerMixin(_Base):
             _check_resumable(path)
             fitting.warn_of_order()
         self._penstock_rng = None
-        self._penstock_is_looked_at = self.args.save_strategy == "no"
-        with self._penstock.running(path):
+        has_saves = self.args.save_strategy != "no" or self.penstock_settings.save_every is not None
+        self._penstock_is_looked_at = not has_saves
+        with self._penstock.running(path, self.args.output_dir or "."):
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _newest(self) -> str | None:
-        """The newest complete checkpoint; None if there are none at all.
-
-        Raises:
-            IncompleteCheckpointError: There are some, and none is complete.
-        """
+        """The newest complete checkpoint; None if there are none at all."""
         directory = self.args.output_dir or "."
         path = run.newest_checkpoint(directory)
         found = run.find(directory) if path is None else []
@@ -287,7 +299,11 @@ class PenstockTrainerMixin(_Base):
         if checkpoint is None or not is_checkpoint(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
             return
+        began = time.perf_counter()
         parts.restore(self, checkpoint, self.penstock_settings)
+        # Some Trainers load their own state, with the step, later.
+        step = penstock.inspect(checkpoint).step
+        self._penstock.loaded(step, time.perf_counter() - began)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not is_checkpoint(checkpoint):
@@ -346,13 +362,7 @@ class PenstockTrainerMixin(_Base):
 
 
 def _check_resumable(path: str) -> None:
-    """Refuses a checkpoint from which training cannot resume.
-
-    Raises:
-        IncompleteCheckpointError: It is unfinished, or lacks the trainer's state.
-        StateMismatchError: It holds weights only.
-        PenstockError: As for `penstock.inspect`.
-    """
+    """Refuses a checkpoint from which training cannot resume."""
     remedy = "load them with from_pretrained, and train without resume_from_checkpoint"
     if is_checkpoint(path):
         saved = penstock.inspect(path).metadata.get("trainer", {}).get("parts")
@@ -382,3 +392,25 @@ def _check_resumable(path: str) -> None:
             f"ones; if weights are all that is wanted, {remedy}",
             path=path,
         )
+
+
+_UPLOADING: dict[str, Callable[[Any], object]] = {
+    "ClearMLCallback": lambda callback: callback._log_model,
+    "DVCLiveCallback": lambda callback: callback._log_model == "all",
+    "FlyteCallback": lambda callback: callback.sync_checkpoints,
+    "MLflowCallback": lambda callback: callback._log_artifacts,
+    "NeptuneCallback": lambda callback: callback._should_upload_checkpoint,
+    "RayTrainReportCallback": lambda callback: True,
+    "WandbCallback": lambda callback: callback._log_model == "checkpoint",
+}
+"""Tells whether a callback of transformers or Ray does so, by its class."""
+
+
+def _are_uploaded(callbacks: Iterable[Any]) -> bool:
+    """Whether a callback copies or uploads checkpoints, which must be complete by then."""
+    return any(
+        _UPLOADING[kind.__name__](callback)
+        for callback in callbacks
+        for kind in type(callback).__mro__
+        if kind.__name__ in _UPLOADING and kind.__module__.startswith(("transformers.", "ray."))
+    )

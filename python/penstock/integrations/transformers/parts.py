@@ -24,10 +24,6 @@ def whole(trainer: Any, pickled: Collection[str]) -> penstock.Training:
     """All of a trainer's tensors and random states.
 
     For a model with PEFT adapters the weights are left out: PEFT has its own files for them.
-
-    Args:
-        trainer: The trainer.
-        pickled: Parts whose state is stored as pickled bytes.
     """
     optimizer = trainer.optimizer
     # Accelerate's wrapper only looks like an optimizer: hooks on it are not called.
@@ -50,12 +46,7 @@ def whole(trainer: Any, pickled: Collection[str]) -> penstock.Training:
 
 
 def restore(trainer: Any, path: str, settings: Settings) -> None:
-    """Restores a trainer from a checkpoint.
-
-    Raises:
-        UnsupportedStateError: It holds pickled bytes, and they are not trusted.
-        PenstockError: As for `penstock.load`.
-    """
+    """Restores a trainer from a checkpoint."""
     pickled = penstock.inspect(path).metadata.get("trainer", {}).get("raw", [])
     if pickled and not settings.trust:
         raise UnsupportedStateError(
@@ -79,12 +70,7 @@ def has_adapters(model: Any) -> bool:
 
 
 def restore_weights(path: str, model: Any, settings: Settings) -> None:
-    """Loads the weights of a checkpoint into a model.
-
-    Raises:
-        StateMismatchError: One of them has weights that the other lacks.
-        PenstockError: As for `penstock.load`.
-    """
+    """Loads the weights of a checkpoint into a model."""
     training = penstock.Training(rng=False, model=model)
     info = penstock.inspect(path)
     stored = {tensor.name for tensor in info.tensors} | info.aliases.keys() | info.values().keys()

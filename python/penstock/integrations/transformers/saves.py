@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import penstock
-from penstock.errors import PenstockError, PenstockWarning, RankError, StorageError
+from penstock.errors import PenstockError, PenstockWarning, RankError, StorageError, storage_errors
 from penstock.integrations.transformers.run import lacking, rotate
 from penstock.plugin import durable, is_checkpoint
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from penstock.integrations.transformers.settings import Settings
+    from penstock.plugin import PacedRun
 
 
 _NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
@@ -51,22 +52,75 @@ class Saves:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._saver = penstock.Saver(options=settings.options)
+        self._pending: penstock.PendingSave | None = None
         self._last: str | None = None
         self.staging: str | None = None
         self.resumed: str | None = None
         self.is_over = False
         self._best: str | None = None
+        self._run: PacedRun | None = None
+        self._step = self._saved_step = -1
 
     @contextlib.contextmanager
-    def running(self, resumed: str | None) -> Iterator[None]:
+    def running(self, resumed: str | None, directory: str) -> Iterator[None]:
         """A context for a training: at its end, all saves are durable.
 
         Args:
             resumed: The checkpoint from which it resumes.
-
-        Raises:
-            PenstockError: The error of the last save, if it was not raised before.
+            directory: The directory of its checkpoints.
         """
+        with self._recorded(directory):
+            yield from self._running(resumed)
+
+    @contextlib.contextmanager
+    def _recorded(self, directory: str) -> Iterator[None]:
+        """Keeps the history of the saves, if they are made when they are due."""
+        if self._settings.save_every is None:
+            yield
+            return
+        run = self._run = self._settings.run_in(os.path.abspath(directory))
+        self._saver.record(run)
+        self._step = self._saved_step = -1
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as failed:
+            error = failed
+            raise
+        finally:
+            self._saver.record(None)
+            self._run = None
+            run.close(error)
+
+    def is_due(self, step: int, *, is_last: bool) -> bool:
+        """Whether to save after a step; once for each step, also if asked again.
+
+        Args:
+            step: The step.
+            is_last: Whether it is the last of the training, after which a run with ``save_every``
+                always saves.
+        """
+        if self._run is None:
+            return False
+        is_due = False
+        if step != self._step:
+            self._step = step
+            is_saving = self._pending is not None and not self._pending.done()
+            is_due = self._run.due(step, is_saving=is_saving)
+        return is_due or (is_last and step != self._saved_step)
+
+    def loaded(self, step: int | None, seconds: float) -> None:
+        """Notes a load, and takes over the pace of the run before; all ranks call it.
+
+        Args:
+            step: The step that was loaded; None if its checkpoint has none.
+            seconds: Time of the load.
+        """
+        if self._run is not None:
+            self._run.resumed(step)
+            self._run.restored(step, seconds)
+
+    def _running(self, resumed: str | None) -> Iterator[None]:
         self.resumed = self._last = resumed
         self._best = None
         self.is_over = False
@@ -95,9 +149,10 @@ class Saves:
                 self.staging = None
 
     def covers(self, path: str) -> bool:
-        """Whether a checkpoint is the last one saved, or the one resumed from.
+        """Whether a path is the checkpoint saved last, whose save may still be running.
 
-        Its save may be in progress.
+        Before the first save, it is the checkpoint that the run resumed from; after a save that
+        failed, none.
         """
         return self._last is not None and os.path.abspath(path) == os.path.abspath(self._last)
 
@@ -131,12 +186,9 @@ class Saves:
 
         Returns:
             Whether it is saved, or being saved.
-
-        Raises:
-            PenstockError: It failed, or the one before did and its error was not raised before; the
-                settings may turn errors of the storage into warnings.
         """
         settings = self._settings
+        self._saved_step = step
         if settings.on_error == "warn":
             self.wait()
 
@@ -161,7 +213,9 @@ class Saves:
         training = _Placing(training, files.items() - further["files"].items(), path)
         try:
             if settings.background and not at_once:
-                self._saver.save_async(path, training, lazy=settings.lazy, after=after, **further)
+                self._pending = self._saver.save_async(
+                    path, training, lazy=settings.lazy, after=after, **further
+                )
             else:
                 self._saver.save(path, training, **further)
                 if is_main:
@@ -173,12 +227,7 @@ class Saves:
         return True
 
     def wait(self) -> None:
-        """Waits for the save in progress.
-
-        Raises:
-            PenstockError: It failed, and its error was not raised before; the settings may turn
-                errors of the storage into warnings.
-        """
+        """Waits for the save in progress."""
         try:
             self._saver.wait()
         except (StorageError, RankError) as error:
@@ -240,14 +289,8 @@ class _Placing(penstock.Training):
     def state_dict(self) -> dict[str, Any]:
         for name, content in self._files:
             where = os.path.join(self._path, name)
-            try:
+            with storage_errors("write", where, "; free space, or save elsewhere"):
                 os.makedirs(os.path.dirname(where), exist_ok=True)
                 durable.replace(where, content)
                 durable.sync(os.path.dirname(os.path.dirname(where)))
-            except OSError as error:
-                raise StorageError(
-                    f"cannot write {where}: {error.strerror}; free space, or save elsewhere",
-                    path=where,
-                    errno=error.errno,
-                ) from error
         return super().state_dict()

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from penstock.integrations.first_rank import from_first
+from penstock.plugin import PacedRun
+
 if TYPE_CHECKING:
     from penstock.options import Options
 
@@ -29,6 +32,13 @@ class Settings:
             ``"scheduler"`` or ``"scaler"``.
         trust: Whether pickled bytes of a checkpoint are loaded, which can run any code.
         options: Settings of the I/O; None for ``penstock.Options()``.
+        save_every: Steps between two saves, or ``"auto"``: as many as lose least time to saves and
+            failures, measured as by `penstock.CheckpointStore.due`; the last step is saved as well.
+            It takes ``save_strategy="no"``, so that the Trainer saves at no other steps. None for
+            the Trainer's own strategy.
+        failures_per_hour: Failures of the whole job, for ``save_every="auto"``. None for those that
+            ``history.jsonl`` in the output directory counts, beginning with published rates.
+        save_seconds_max: With ``save_every="auto"``, the longest time between two saves.
 
     Raises:
         ValueError: An attribute has an unsupported value.
@@ -40,6 +50,9 @@ class Settings:
     pickled: tuple[str, ...] = ()
     trust: bool = False
     options: Options | None = None
+    save_every: int | Literal["auto"] | None = None
+    failures_per_hour: float | None = None
+    save_seconds_max: float = 3600.0
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "warn"):
@@ -51,3 +64,18 @@ class Settings:
             raise ValueError(
                 f"pickled={odd[0]!r}: must be some of {', '.join(map(repr, PARTS[1:]))}"
             )
+        self.run_in("")
+
+    def run_in(self, directory: str) -> PacedRun:
+        """A run that saves into a directory.
+
+        Raises:
+            ValueError: An attribute has an unsupported value.
+        """
+        return PacedRun(
+            directory,
+            self.save_every,
+            failures_per_hour=self.failures_per_hour,
+            save_seconds_max=self.save_seconds_max,
+            agree=from_first,
+        )

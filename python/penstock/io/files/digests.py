@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 def chunk_digests(memory: Any) -> list[int]:
     """Returns the CRC-64/NVME of each chunk of a contiguous tensor of bytes.
 
-    Args:
-        memory: Bytes that begin at a chunk boundary of a file; the last chunk may be shorter.
+    The bytes begin at a chunk boundary of a file; the last chunk may be shorter.
     """
     count = memory.numel()
     address = memory.data_ptr()

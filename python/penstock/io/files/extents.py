@@ -69,12 +69,7 @@ class TensorExtent:
         return self.shape if self.arrangement is None else self.arrangement.shape
 
     def fill(self, target: Any, values: Any) -> None:
-        """Copies stored elements into a tensor of the model.
-
-        Args:
-            target: A contiguous tensor of shape `shape_in_model`.
-            values: The stored elements, of shape `shape`.
-        """
+        """Copies elements of shape `shape` into a contiguous tensor of shape `shape_in_model`."""
         if self.arrangement is None:
             target.copy_(values)
             return
@@ -83,12 +78,7 @@ class TensorExtent:
         target.view(arranged.shape).copy_(arranged)
 
     def part(self, begin: int, shape: tuple[int, ...]) -> TensorExtent:
-        """Returns a part of the stored tensor, in stored layout.
-
-        Args:
-            begin: Offset of the part within the tensor, in bytes.
-            shape: The sizes of the part.
-        """
+        """Returns a part of the stored tensor from an offset in bytes, in stored layout."""
         return TensorExtent(self.path, self.offset + begin, shape, self.dtype)
 
     @property
@@ -135,12 +125,7 @@ class JoinedExtent(TensorExtent):
 
 
 class ParameterPart(NamedTuple):
-    """A stored tensor that forms a part of a parameter.
-
-    Attributes:
-        name: Its name in the files.
-        stored: Its byte range.
-    """
+    """A stored tensor that forms a part of a parameter."""
 
     name: str
     stored: TensorExtent

@@ -52,23 +52,13 @@ class Header(NamedTuple):
 
 
 def begins_header(start: bytes) -> bool:
-    """Tells whether a file begins with a header's length and its first byte.
-
-    Args:
-        start: The first `SNIFFED_BYTES` of the file.
-    """
+    """Tells whether a file begins with a header's length and its first byte."""
     # The library allows blanks before the header's JSON object.
     return start[6:8] == b"\0\0" and start[8:].lstrip(_BLANKS)[:1] == b"{"
 
 
 def read_header(file: BinaryIO, path: str, start: int = 0) -> Header:
-    """Reads the header of safetensors data that starts at an offset and ends with the file.
-
-    Args:
-        file: The file, opened to read bytes.
-        path: Its path, for errors.
-        start: Offset of the header's length field, in bytes.
-    """
+    """Reads the header of safetensors data that starts at an offset and ends with the file."""
     nbytes = os.fstat(file.fileno()).st_size - start
     file.seek(start)
     first = file.read(SNIFFED_BYTES)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, StorageError
+from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, storage_errors
 from penstock.io.files.extents import TensorExtent, Weights
 from penstock.io.files.file_marks import FileMark
 from penstock.io.files.safetensors_files import dtype_of, read_header
@@ -56,16 +56,9 @@ def weights_of(directory: str) -> Weights:
 def header_of(path: Path) -> FileHeader:
     """Returns the tensors of one safetensors file."""
     name = os.fspath(path)
-    try:
-        with path.open("rb") as file:
-            mark = FileMark.of(os.fstat(file.fileno()))
-            header = read_header(file, name)
-    except CheckpointNotFoundError:
-        raise
-    except OSError as error:
-        raise StorageError(
-            f"cannot read {path}: {error.strerror}", path=name, errno=error.errno
-        ) from error
+    with storage_errors("read", name), path.open("rb") as file:
+        mark = FileMark.of(os.fstat(file.fileno()))
+        header = read_header(file, name)
     tensors = {
         label: TensorExtent(
             name, one.begin, one.shape, dtypes.any_torch_dtype(dtype_of(name, label, one))

@@ -28,13 +28,7 @@ _READ_BYTES = 16 << 20
 
 
 class _GenerationFile(NamedTuple):
-    """A file of a generation that may become one of a state.
-
-    Attributes:
-        name: Its name in the directory of the generation.
-        header: The header that it must begin with.
-        nbytes: Its length.
-    """
+    """A file of a generation that may become one of a state."""
 
     name: str
     header: bytes
@@ -46,18 +40,9 @@ def adopt_links(
 ) -> StateImport | None:
     """Takes over the files of a generation.
 
-    Args:
-        source: The generation.
-        stored: The state that takes the files over.
-        numbers: Numbers of the parameters whose moments it has.
-
     Returns:
         The files as an import; None if they have another layout or cannot be linked, so that their
         content has to be copied.
-
-    Raises:
-        CorruptCheckpointError: The generation is damaged.
-        TransferError: It cannot be read.
     """
     plan = _plan(source, stored, numbers)
     if plan is None:

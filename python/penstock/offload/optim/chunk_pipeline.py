@@ -69,11 +69,7 @@ class _WindowSlot:
 
 
 class ChunkPipeline:
-    """Streams segments through a bounded amount of memory.
-
-    Args:
-        memory_bytes: Most bytes in memory.
-    """
+    """Streams segments through a bounded amount of memory."""
 
     def __init__(self, memory_bytes: int) -> None:
         self.reads = TensorIO()
@@ -105,11 +101,6 @@ class ChunkPipeline:
             prepare: Prepares a window, while its moments are read and windows before it are worked
                 on; gets the bytes of each of its files, in their order.
             work: Changes the moments of a prepared window in place, once they are read.
-
-        Raises:
-            ValueError: The memory is too small.
-            TransferError: A read or a write failed.
-            CorruptCheckpointError: Bytes read are not those that were written.
         """
         windows, slots = self._cut(tasks)
         reads: deque[tuple[Task, Window, _WindowSlot, Future[None]]] = deque()
@@ -157,11 +148,7 @@ class ChunkPipeline:
             raise
 
     def _cut(self, tasks: list[Task]) -> tuple[list[tuple[Task, Window]], list[_WindowSlot]]:
-        """The windows of all tasks, and slots of memory for some at a time.
-
-        Raises:
-            ValueError: The memory is too small.
-        """
+        """The windows of all tasks, and slots of memory for some at a time."""
         torch = dtypes.import_torch()
         files = max(len(task.targets) for task in tasks)
         room = self._memory_bytes // (_SLOTS * files) // CHUNK_BYTES * CHUNK_BYTES

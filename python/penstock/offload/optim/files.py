@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 
 from penstock.common.machine.facts import mount_of
-from penstock.errors import PenstockError, StorageError
+from penstock.errors import PenstockError, StorageError, storage_errors
 from penstock.io.digested_file import ReservedFile
 
 _SUFFIX = ".safetensors"
@@ -38,17 +38,8 @@ _rooms: weakref.WeakSet[ReservedFile] = weakref.WeakSet()
 class StateFiles:
     """The directory of one rank's state.
 
-    Args:
-        directory: Created with its parents; files that another process has left there and that
-            belong to no generation are removed.
-
-    Attributes:
-        directory: The directory.
-        generation: Directory of the last generation, a checkpoint.
-
-    Raises:
-        StorageError: Another process uses the directory, its file system has no hard links, or the
-            system refuses it.
+    It is created with its parents. Files that another process has left there and that belong to no
+    generation are removed.
     """
 
     def __init__(self, directory: str) -> None:
@@ -58,13 +49,9 @@ class StateFiles:
         self._drawn = uuid.uuid4().hex[:8]
         self._next = 0
         self._spares: dict[int, list[str]] = {}
-        try:
+        with storage_errors("use", directory):
             os.makedirs(directory, exist_ok=True)
             self._lock = Lock(directory)
-        except StorageError:
-            raise
-        except OSError as error:
-            raise _failed("use", directory, error) from error
         try:
             self._clear()
             self._check_links()
@@ -112,16 +99,10 @@ class StateFiles:
             raise PenstockError(f"the optimizer of {self.directory} is closed: make another one")
 
     def check_room(self, nbytes: int) -> None:
-        """Raises `StorageError` unless there is room for bytes that cannot be reserved.
-
-        Args:
-            nbytes: Bytes that will be written into the files.
-        """
+        """Raises `StorageError` unless there is room for bytes that cannot be reserved."""
         self._lock.check_place(self.directory)
-        try:
+        with storage_errors("use", self.directory):
             stats = os.statvfs(self.directory)
-        except OSError as error:
-            raise _failed("use", self.directory, error) from error
         free = stats.f_bavail * stats.f_frsize
         wanted = _BESIDE_BYTES + nbytes // 100 + (nbytes if self._copies_on_write else 0)
         if free < wanted:
@@ -133,12 +114,7 @@ class StateFiles:
             )
 
     def take(self, nbytes: int) -> ReservedFile:
-        """A file of that size to write, reused or new.
-
-        Raises:
-            PenstockError: This is a fork of the process that uses the directory.
-            StorageError: There is no room.
-        """
+        """A file of that size to write, reused or new."""
         self._check_process()
         if spares := self._spares.get(nbytes):
             return self._room(spares.pop(), nbytes)
@@ -163,15 +139,8 @@ class StateFiles:
     def link(self, path: str, nbytes: int) -> ReservedFile | None:
         """Links a file of a generation here again; it is not reused while it has other links.
 
-        Args:
-            path: The file.
-            nbytes: Its size.
-
         Returns:
             The file; None if it cannot be linked.
-
-        Raises:
-            PenstockError: This is a fork of the process that uses the directory.
         """
         self._check_process()
         own = self._new_path()
@@ -237,16 +206,9 @@ class Lock:
     Child processes do not hold the lock, unlike that of `flock`: a data loader's worker often
     outlives a training process that was killed.
 
-    Args:
-        directory: An existing directory.
-
     Attributes:
         path: The lock file.
         is_released: Whether the lock was released.
-
-    Raises:
-        StorageError: The directory is locked already.
-        OSError: The system refuses it.
     """
 
     def __init__(self, directory: str) -> None:

@@ -16,8 +16,8 @@ from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.state.flatten import flatten
 from penstock.common.process import own_size
 from penstock.errors import StateMismatchError
-from penstock.io.arguments import to_native
 from penstock.offload.optim.adopt_links import adopt_links
+from penstock.tensors.arguments import to_native
 from penstock.tensors.native_rows import Linked, LinkedFile
 
 if TYPE_CHECKING:
@@ -59,12 +59,7 @@ class _Flat(NamedTuple):
 
 
 class Generation:
-    """Generations of a state, each replacing the one before.
-
-    Args:
-        kind: Class name of the optimizer.
-        stored: The state.
-    """
+    """Generations of a state, each replacing the one before."""
 
     def __init__(self, kind: str, stored: StoredState) -> None:
         self._kind = kind
@@ -73,15 +68,7 @@ class Generation:
         self._flat: _Flat | None = None
 
     def commit(self, path: str, steps: Mapping[int, float]) -> None:
-        """Commits the present state as the generation to find after a crash.
-
-        Args:
-            path: Directory of the generation.
-            steps: The steps of each parameter that has a state, by its number.
-
-        Raises:
-            StorageError: The system failed.
-        """
+        """Commits the present state as the generation to find after a crash."""
         numbers = list(steps)
         # Describes tens of thousands of small tensors once, not at each step.
         if self._flat is None or numbers != self._numbers:
@@ -122,17 +109,7 @@ class Generation:
         return _Flat(flat.tree, tensors, [place_of[id(held.owner)] for held in files])
 
     def recover(self, path: str, count: int) -> Recovered | None:
-        """Takes over the generation at a path into files of the state; None if there is none.
-
-        Args:
-            path: Directory of the generation.
-            count: The number of parameters.
-
-        Raises:
-            StateMismatchError: It is of another optimizer, other parameters, or another number of
-                ranks.
-            CorruptCheckpointError: It is damaged.
-        """
+        """Takes over the generation at a path into files of the state; None if there is none."""
         if not os.path.exists(os.path.join(path, _native.MANIFEST)):
             return None
         source = OpenCheckpoint(path)

@@ -23,13 +23,8 @@ class HostVisit:
     Host tensors are updated in place. Device tensors are copied by the device, after the work
     queued on its current stream, while others are updated: to pinned memory when this is made, and
     back in `leave`. The host waits in `wait`. Work queued after `leave` sees the updated values.
-
-    Args:
-        shares: The elements to update; their values and gradients become host tensors.
-        has_masters: Whether values are computed from masters alone, except in the first step.
-
-    Raises:
-        DeviceError: The driver fails, or this is a fork of a process that has used the device.
+    Values and gradients of the shares become host tensors. With ``has_masters`` values are computed
+    from masters alone, except in the first step.
     """
 
     def __init__(
@@ -52,11 +47,7 @@ class HostVisit:
         self._there = [_native.Moment(place) for place in there]
 
     def wait(self) -> dict[tuple[int, bool], ParameterShares]:
-        """Waits until the host has all elements; returns the shares by group and first step.
-
-        Raises:
-            DeviceError: A device has failed.
-        """
+        """Waits until the host has all elements; returns the shares by group and first step."""
         for moment in self._there:
             moment.wait()
         return self._shares
@@ -148,11 +139,6 @@ def _on_host(value: Any) -> Any:
 
 
 def check_devices(tensors: Iterable[Any]) -> None:
-    """Raises unless tensors on devices can be copied now.
-
-    Raises:
-        DeviceError: The current stream of one is captured into a graph, or this is a fork of a
-            process that has used it.
-    """
+    """Raises unless tensors on devices can be copied now."""
     for device in dict.fromkeys(one.device for one in tensors if not one.is_cpu):
         open_stream(device)

@@ -108,16 +108,7 @@ class StateImport(Filler):
         return [self.tensor(one.entry.number, one.moment, one.like) for one in targets]
 
     def put(self, wanted: Sequence[tuple[int, str]], read: ReadBoxes) -> None:
-        """Writes tensors.
-
-        Args:
-            wanted: The parameter's number and the name of the moment, for each tensor.
-            read: Fills boxes of them; see `Filler.fill`.
-
-        Raises:
-            StorageError: There is no room.
-            TransferError: They cannot be written.
-        """
+        """Writes tensors, each given by its parameter's number and moment; see `Filler.fill`."""
         torch = dtypes.import_torch()
         if self._finished is not None:
             raise AssertionError("nothing comes behind the end")
@@ -154,13 +145,7 @@ class StateImport(Filler):
         self._whole[segment] = files
 
     def tensor(self, number: int, moment: str, like: Any) -> FileTensor:
-        """A moment of a parameter that is written.
-
-        Args:
-            number: Number of the parameter.
-            moment: Name of the moment.
-            like: The parameter, if it is a `DTensor`.
-        """
+        """A written moment of a parameter; ``like`` is the parameter, if it is a `DTensor`."""
         segment = self.state.segment_of(number)
         index = segment.index_of(number)
         entry = segment.entries[index]
@@ -169,12 +154,7 @@ class StateImport(Filler):
         return FileTensor(held, segment.starts[index], name, entry.dtype, entry.shape, like)
 
     def finish(self) -> dict[StateSegment, list[DigestedFile]]:
-        """Completes and syncs the files; parameters that were not written are zeros.
-
-        Raises:
-            StateMismatchError: Some moments of a parameter were written, but not all.
-            StorageError: The system failed.
-        """
+        """Completes and syncs the files; parameters that were not written are zeros."""
         if self._finished is None:
             try:
                 for segment, segment_import in self._segments.items():
@@ -253,13 +233,7 @@ class StateImport(Filler):
 
 
 class ImportedFile(HeldFile):
-    """A file that is being filled; reading it completes the import.
-
-    Args:
-        state_import: The import.
-        segment: The file's segment.
-        index: Index of the file in the segment.
-    """
+    """A file that is being filled; reading it completes the import."""
 
     def __init__(self, state_import: StateImport, segment: StateSegment, index: int) -> None:
         self.state_import = state_import
@@ -296,12 +270,6 @@ class ImportedFile(HeldFile):
 
 class ImportTarget(FileTarget):
     """The target of a load: one moment of a parameter.
-
-    Args:
-        state_import: The import that takes it.
-        entry: The parameter.
-        moment: Name of the moment.
-        like: The parameter itself, if it is a `DTensor`.
 
     Attributes:
         entry: The parameter.

@@ -37,17 +37,8 @@ def import_moments(
 ) -> tuple[dict[Any, Any], StateImport | None]:
     """Imports the moments of a state into files, unless a load has put them there already.
 
-    Args:
-        stored: The state of the optimizer.
-        own: The parameters of the optimizer, in the order of its groups, with their numbers.
-        state_dict: The state to load, as PyTorch's optimizers return it.
-
     Returns:
         The part of the state that stays in memory, and the import; None for an empty state.
-
-    Raises:
-        StateMismatchError: It is of another optimizer, or of other parameters.
-        StorageError: There is no room.
     """
     theirs = [one for group in state_dict["param_groups"] for one in group["params"]]
     # Parameters correspond by their position in the groups, as in PyTorch.
@@ -199,19 +190,10 @@ def assigned_moments(
     """Moments that a caller has assigned in the state of a parameter.
 
     Moments are kept in files, so ``optimizer.state`` holds none of them unless the caller assigns
-    one.
-
-    Args:
-        entry: The parameter.
-        state: Its entry of ``optimizer.state``.
-        is_kept: Whether files have its moments, so that not all need be assigned.
+    one. ``is_kept``: files have its moments, so that not all need be assigned.
 
     Returns:
         The values on this rank, by the names of the moments.
-
-    Raises:
-        StateMismatchError: A value is no moment of the optimizer, or has another shape or type; or
-            a moment is missing.
     """
     found = {}
     for name, value in state.items():

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.common.gc_paused import gc_paused
 from penstock.common.option_kinds import Number
 from penstock.common.process import own_rank
 from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
-from penstock.io.arguments import decode_local_path
 from penstock.offload.optim.generation import Generation
 from penstock.offload.optim.host_visit import HostVisit, check_devices, options_on_host
 from penstock.offload.optim.layout import ParameterEntry
@@ -30,6 +28,8 @@ from penstock.offload.optim.load_state import (
 from penstock.offload.optim.shares import SteppedParameter, assigned_of, flat_gradient, shares_of
 from penstock.offload.optim.state import StoredState
 from penstock.offload.optim.state_dict import PIECE_BYTES
+from penstock.tensors.arguments import decode_local_path
+from penstock.tensors.gc_paused import gc_paused
 from penstock.tensors.torch_names import DTensor
 
 if TYPE_CHECKING:

@@ -54,16 +54,7 @@ class SteppedParameter(NamedTuple):
 
 
 def flat_gradient(number: int, gradient: Any, values: Any) -> Any:
-    """The elements of a parameter's gradient, flat; None for none.
-
-    Args:
-        number: Number of the parameter, for the error.
-        gradient: The gradient on this rank.
-        values: The parameter on this rank.
-
-    Raises:
-        StateMismatchError: They differ in shape or type.
-    """
+    """The elements of a parameter's gradient, flat; None for none."""
     if gradient is None:
         return None
     if gradient.shape != values.shape or gradient.dtype != values.dtype:
@@ -79,12 +70,6 @@ def shares_of(
     window: Window, parts: Sequence[Any], names: Sequence[str], live: Mapping[int, SteppedParameter]
 ) -> dict[tuple[int, bool], ParameterShares]:
     """The elements of a window to update.
-
-    Args:
-        window: The window in memory.
-        parts: Its bytes, for each moment.
-        names: Names of the moments.
-        live: The parameters that make a step, by their numbers.
 
     Returns:
         The elements by index of the group, and by whether it is their first step.
@@ -112,12 +97,6 @@ def assigned_of(
     window: Window, parts: Sequence[Any], names: Sequence[str], live: Mapping[int, SteppedParameter]
 ) -> list[tuple[Any, Any]]:
     """Moments of a window that take the values which the caller has assigned.
-
-    Args:
-        window: The window in memory.
-        parts: Its bytes, of each moment.
-        names: The names of the moments.
-        live: Parameters of this step, by their numbers.
 
     Returns:
         Pairs of a moment's elements in the window and the values to copy there.

@@ -23,20 +23,7 @@ _Prepared = TypeVar("_Prepared")
 
 
 class StoredState:
-    """The moments of parameters, in files of a directory.
-
-    Args:
-        directory: A directory for this object alone.
-        memory_bytes: Most bytes of moments in memory at a time.
-
-    Attributes:
-        files: The files.
-        pipeline: Streams them through memory.
-
-    Raises:
-        StorageError: Another process uses the directory, its file system has no hard links, or the
-            system refuses it.
-    """
+    """The moments of parameters, in files of a directory."""
 
     def __init__(self, directory: str, memory_bytes: int) -> None:
         self.files = StateFiles(directory)
@@ -48,11 +35,7 @@ class StoredState:
         self._state_import: weakref.ref[StateImport] | None = None
 
     def extend(self, entries: Sequence[ParameterEntry]) -> None:
-        """Adds parameters.
-
-        Raises:
-            ValueError: The memory is too small for them.
-        """
+        """Adds parameters."""
         added = segments_of(entries)
         if added and (least := smallest(added)) > self._memory_bytes:
             raise ValueError(f"memory_bytes={self._memory_bytes}: {least} is the least that works")
@@ -93,10 +76,6 @@ class StoredState:
             work: Changes the moments of a window; see `ChunkPipeline.run`.
             commit: Commits the present state as the generation at a path; called once all have
                 changed.
-
-        Raises:
-            StorageError: There is no room, and nothing was changed; or the system failed.
-            CorruptCheckpointError: A file is damaged.
         """
         concerned = [
             one for one in self._segments if any(entry.number in numbers for entry in one.entries)
@@ -129,11 +108,7 @@ class StoredState:
     def adopt(
         self, files: dict[StateSegment, list[DigestedFile]], commit: Callable[[str], None]
     ) -> None:
-        """Makes imported files the next generation, with no others.
-
-        Raises:
-            StorageError: The system failed.
-        """
+        """Makes imported files the next generation, with no others."""
         self._follow(files, commit)
 
     def _follow(
@@ -148,13 +123,7 @@ class StoredState:
     # ---- Tensors
 
     def tensor(self, number: int, moment: str, like: Any) -> FileTensor:
-        """A current moment of a parameter.
-
-        Args:
-            number: Number of the parameter.
-            moment: Name of the moment.
-            like: The parameter, if it is a `DTensor`.
-        """
+        """A current moment of a parameter; ``like`` is the parameter, if it is a `DTensor`."""
         segment = self._segment_of[number]
         index = segment.index_of(number)
         entry = segment.entries[index]

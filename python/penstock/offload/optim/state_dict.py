@@ -82,8 +82,7 @@ class _LocatedBox(NamedTuple):
 def pieces(wanted: Iterable[tuple[StateSegment, int, int]]) -> Iterator[BoxBatch]:
     """Cuts tensors into boxes, and packs them into pieces in the order of the files.
 
-    Args:
-        wanted: Segment, parameter number and file index of each tensor.
+    Each tensor is given by its segment, parameter number and file index.
 
     Yields:
         Pieces of at most `PIECE_BYTES`.

@@ -56,15 +56,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def _admit(self, needs: Needs, made: Callable[[int], Streamer]) -> Streamer:
-        """Adds a model, and divides the memory anew.
-
-        Args:
-            needs: Its least and most memory.
-            made: Makes its streamer, given its share in bytes.
-
-        Raises:
-            ValueError: The budget is smaller than the models need together.
-        """
+        """Adds a model, and divides the memory anew; ``made`` makes its streamer of a size."""
         with self._lock:
             members = [one for ref in self._members if (one := ref()) is not None]
             every = [*(one.needs for one in members), needs]
@@ -85,12 +77,7 @@ class Budget:
 
 
 def divided(memory_bytes: int, needs: list[Needs]) -> list[int]:
-    """Shares of memory: the least for each, the rest by weight, none beyond what it can use.
-
-    Args:
-        memory_bytes: At least the sum of all ``least_bytes``.
-        needs: Least and most memory of each model.
-    """
+    """Shares of memory: the least for each, the rest by weight, none beyond what it can use."""
     shares = [one.least_bytes for one in needs]
     open_ones = {index for index, one in enumerate(needs) if one.most_bytes > shares[index]}
     left = memory_bytes - sum(shares)

@@ -105,11 +105,7 @@ class _SlotPool:
         self._held = np.full(slot_count, _FREE)
 
     def vacated(self, scores: np.ndarray[Any, Any]) -> _MatrixSlot | None:
-        """Empties the unused slot whose expert has the lowest score; None if all are used.
-
-        Args:
-            scores: Score of each expert: how much it is needed.
-        """
+        """Empties the unused slot whose expert has the lowest score; None if all are used."""
         free = np.flatnonzero(self.users == 0)
         if not free.size:
             return None
@@ -197,12 +193,7 @@ class ExpertCache:
                 self._pools.popitem()[1].cancel_reads()
 
     def take(self, slot_count: int, memory: Any) -> None:
-        """Takes new memory for the slots.
-
-        Args:
-            slot_count: The number of experts that fit.
-            memory: The bytes.
-        """
+        """Takes new memory for the slots."""
         with self._lock:
             self.counts.memory_bytes = len(memory)
             begin = 0
@@ -223,13 +214,7 @@ class ExpertCache:
     def use(
         self, attributes: Sequence[str], numbers: Sequence[int], *, is_ordered: bool
     ) -> ExpertsUse:
-        """Registers the experts that one call needs.
-
-        Args:
-            attributes: Names of the parameters.
-            numbers: Numbers of the experts.
-            is_ordered: Whether the call asks for them in this order; else in any order.
-        """
+        """Registers the experts that one call needs, in this order if ``is_ordered``."""
         with self._lock:
             while not self._pools:
                 self._changed.wait()
@@ -299,13 +284,7 @@ class ExpertCache:
         return slot
 
     def finish(self, slot: _MatrixSlot) -> Any:
-        """Waits until a claimed matrix is read and verified, and returns it.
-
-        Raises:
-            TransferError: It cannot be read.
-            CorruptCheckpointError: Its file has changed, or is damaged.
-            DeviceError: The driver fails.
-        """
+        """Waits until a claimed matrix is read and verified, and returns it."""
         torch = dtypes.import_torch()
         slab, transfer = slot.slab, slot.transfer
         assert slab is not None
@@ -337,11 +316,7 @@ class ExpertCache:
             return slot
 
     def give_back(self, use: ExpertsUse, *, is_failed: bool = False) -> None:
-        """Gives back the matrix that a call holds; a failed one is read again by the next call.
-
-        Raises:
-            DeviceError: The driver fails.
-        """
+        """Gives back the matrix that a call holds; a failed one is read again by the next call."""
         with self._lock:
             if use.now is None:
                 return
@@ -365,10 +340,8 @@ class ExpertCache:
     def close(self, use: ExpertsUse, *, is_broken_off: bool) -> None:
         """Gives back all slots of a call.
 
-        Args:
-            use: The call.
-            is_broken_off: Whether an interrupt may have come between a change and its count, so
-                that all counts are made anew.
+        ``is_broken_off``: an interrupt may have come between a change and its count, so that all
+        counts are made anew.
         """
         with self._lock:
             try:

@@ -108,11 +108,7 @@ class Mixture:
         return {f"{self.name}.{attribute}" for attribute in self.slabs}
 
     def empty(self, device: Any) -> None:
-        """Replaces the streamed parameters with placeholders, which frees their memory.
-
-        Args:
-            device: The device that the placeholders report.
-        """
+        """Replaces the streamed parameters with placeholders, which frees their memory."""
         for attribute in self.slabs:
             one = self.module._parameters[attribute]
             name = f"{self.name}.{attribute}"
@@ -124,13 +120,7 @@ class Mixture:
 def mixtures_of(
     model: Any, stored: Mapping[str, TensorExtent | Composed], *, is_on_device: bool = False
 ) -> list[Mixture]:
-    """Finds the modules that call experts through the experts interface of transformers.
-
-    Args:
-        model: A module.
-        stored: Location of each parameter's bytes, by its name.
-        is_on_device: Whether the weights go to a device.
-    """
+    """Finds the modules that call experts through the experts interface of transformers."""
     found: list[Mixture] = []
     first = 0
     for name, module in model.named_modules():

@@ -76,11 +76,7 @@ class ForwardPasses:
 
 
 class ReadSpeed:
-    """The speed of reads, over the time in which at least one was in flight.
-
-    Attributes:
-        last: Report of the last successful read.
-    """
+    """The speed of reads, over the time in which at least one was in flight."""
 
     def __init__(self) -> None:
         self.last: TransferReport | None = None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock.checkpoint.steps.newest import is_penstock
 from penstock.errors import StateMismatchError, UnsupportedStateError
-from penstock.io.arguments import decode_local_path
 from penstock.io.files.extents import TensorExtent
 from penstock.io.files.safetensors_header import weights_of
 from penstock.io.own_io import another, own_io
@@ -35,6 +34,7 @@ from penstock.offload.streaming.weights.shares import NO_SLOTS, needs_of
 from penstock.offload.streaming.weights.units import PAGE_BYTES, ReadSpan, units_of
 from penstock.offload.streaming.weights.verify_on_first_read import FirstReadVerifier
 from penstock.tensors import dtypes
+from penstock.tensors.arguments import decode_local_path
 from penstock.tensors.devices import device_of
 
 if TYPE_CHECKING:
@@ -180,12 +180,7 @@ def _device_of(device: Any) -> torch.device | None:
 def _check_device(
     model: Any, memory_bytes: int | Budget, weights: Any, device: torch.device
 ) -> None:
-    """Raises unless a model can be streamed to a device.
-
-    Raises:
-        ValueError: Its memory is a `Budget`.
-        UnsupportedStateError: It was dispatched.
-    """
+    """Raises unless a model can be streamed to a device."""
     if isinstance(memory_bytes, Budget):
         raise ValueError(f"memory_bytes: a Budget is of the host's memory: give bytes of {device}")
     if weights is None and not isinstance(model, str | PathLike) and is_dispatched(model):

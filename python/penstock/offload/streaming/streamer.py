@@ -107,10 +107,6 @@ class Streamer:
         needs: The least and most memory that the model can use.
         shares: How its memory is divided.
         memory_bytes: Its memory at present.
-
-    Raises:
-        ValueError: The memory is smaller than the model needs.
-        StorageError: The system has no room for it.
     """
 
     def __init__(
@@ -188,12 +184,7 @@ class Streamer:
         return read_bytes + (0 if experts is None else experts.counts.read_bytes)
 
     def resize(self, memory_bytes: int) -> None:
-        """Changes the memory, once no unit is in use, and starts to read again.
-
-        Raises:
-            ValueError: The memory is smaller than the model needs; nothing has changed.
-            UnsupportedStateError: This thread is using a unit.
-        """
+        """Changes the memory, once no unit is in use, and starts to read again."""
         shares = shared_out(self.units, memory_bytes, self.shares.held_bytes, self._slots)
         if self._calls.indices:
             raise UnsupportedStateError(
@@ -237,12 +228,6 @@ class Streamer:
 
         The caller leaves it, even if this raises, with `leave` or with `go_back` to its earlier
         `depth`.
-
-        Raises:
-            TransferError: The weights cannot be read.
-            CorruptCheckpointError: Their file has changed, or is damaged.
-            DeviceError: The current stream is captured into a graph, which would keep addresses of
-                weights that move.
         """
         torch = dtypes.import_torch()
         begun = time.perf_counter()
@@ -320,9 +305,8 @@ class Streamer:
     def lasting(self, index: int, output: Any) -> Any:
         """The output of a call, with copies of tensors in memory that is about to be reused.
 
-        Args:
-            index: Index of the unit, which is still in use.
-            output: The output of its call; for instance a view of an embedding of positions.
+        The unit is still in use, and the output may be a view of its weights, such as an embedding
+        of positions.
         """
         torch = dtypes.import_torch()
         if index in self._resident:
@@ -523,8 +507,8 @@ class Streamer:
 
     def _wait(self, unit: Unit, loaded: _Loaded) -> None:
         """Waits for the weights of a unit; a trace shows the stall with the files read."""
-        begun = time.perf_counter()
         with tracing.call("stall", "weights", unit.name):
+            begun = time.perf_counter()
             try:
                 self._finish(unit, loaded)
             finally:

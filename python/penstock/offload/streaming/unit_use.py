@@ -16,13 +16,7 @@ _KEPT = "_penstock_is_streamed"
 
 
 class UnitUse:
-    """Loads the weights of a unit before each call of a module, and leaves the unit after it.
-
-    Args:
-        module: The module.
-        streamer: Loads the weights.
-        index: Index of the unit.
-    """
+    """Loads the weights of a unit before each call of a module, and leaves the unit after it."""
 
     def __init__(self, module: Any, streamer: Streamer, index: int) -> None:
         self._streamer = streamer

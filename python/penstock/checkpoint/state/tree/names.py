@@ -86,9 +86,7 @@ def _unescape(found: re.Match[str]) -> str:
 def labels(keys: Sequence[Any], is_container: Callable[[int], bool]) -> list[str]:
     """Returns the unique part of each key of one dictionary in the names below it.
 
-    Args:
-        keys: The keys of the dictionary.
-        is_container: Whether the value under the key of an index has leaves below it.
+    ``is_container`` tells whether the value under the key of an index has leaves below it.
     """
     texts = [key if type(key) is str else label(key) for key in keys]
     joined = "".join(texts)

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 def renamed(
     model: Any, tensors: Mapping[str, TensorExtent | Composed]
 ) -> dict[str, TensorExtent | Composed]:
-    """Stored parameters and buffers by their names in the model.
-
-    Raises:
-        StateMismatchError: Tensors that make up a parameter are missing.
-        UnsupportedStateError: A parameter would have to be computed from stored tensors.
-    """
+    """Stored parameters and buffers by their names in the model."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         WeightConverter,
@@ -67,15 +62,7 @@ def renamed(
 def whole_ones(
     stored: Mapping[str, TensorExtent | Composed], others: Container[str]
 ) -> dict[str, TensorExtent]:
-    """The parameters that are read as whole tensors.
-
-    Args:
-        stored: Location of each parameter's bytes, by its name.
-        others: Names of parameters that are read part by part.
-
-    Raises:
-        UnsupportedStateError: A parameter is made up of several tensors.
-    """
+    """The parameters that are read as whole tensors."""
     found: dict[str, TensorExtent] = {}
     for name, one in stored.items():
         if name in others:

@@ -42,13 +42,7 @@ def is_dispatched(model: Any) -> bool:
 
 
 def weights_of_dispatched(model: Any) -> tuple[Weights, dict[str, Any]]:
-    """Locates the weights of a dispatched model on disk; also returns those in memory, by name.
-
-    Raises:
-        CheckpointNotFoundError: A file of the index is missing.
-        CorruptCheckpointError: A file is too short or lacks a tensor.
-        UnsupportedStateError: Weights are on another device.
-    """
+    """Locates the weights of a dispatched model on disk; also returns those in memory, by name."""
     files = _IndexFiles()
     resident: dict[str, Any] = {}
     found: dict[str, TensorExtent] = {}
@@ -78,12 +72,7 @@ def weights_of_dispatched(model: Any) -> tuple[Weights, dict[str, Any]]:
 
 
 def take_off(model: Any, resident: Mapping[str, Any]) -> None:
-    """Removes the hooks of accelerate, and puts the weights in memory back into the model.
-
-    Args:
-        model: A dispatched model.
-        resident: Tensors by their names in it.
-    """
+    """Removes the hooks of accelerate, and puts the weights in memory back into the model."""
     from accelerate.hooks import remove_hook_from_submodules
 
     for module in model.modules():
@@ -134,11 +123,7 @@ def _offloaded(model: Any) -> Iterator[_Offloaded]:
 
 
 class _IndexFiles:
-    """The files of an index, each inspected once.
-
-    Attributes:
-        marks: Identity of each inspected file, by its path.
-    """
+    """The files of an index, each inspected once."""
 
     def __init__(self) -> None:
         self.marks: dict[str, FileMark] = {}

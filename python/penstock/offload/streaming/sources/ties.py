@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from penstock.errors import StateMismatchError, StorageError
+from penstock.errors import StateMismatchError, storage_errors
 from penstock.io.files.extents import TensorExtent
 
 if TYPE_CHECKING:
@@ -20,16 +20,7 @@ _PIECE_BYTES = 16 << 20
 
 
 def tied(parameters: Mapping[str, Any], found: Mapping[str, Weight]) -> dict[str, Weight]:
-    """Locates each parameter, also those stored under another of their names.
-
-    Args:
-        parameters: The parameters of a model, by all their names.
-        found: Stored tensors, by some of these names.
-
-    Raises:
-        StateMismatchError: A parameter is stored under two names with different bytes.
-        StorageError: Files cannot be read.
-    """
+    """Locates each parameter, also those stored under another of their names."""
     first: dict[int, str] = {}
     for name, parameter in parameters.items():
         if name not in found:
@@ -73,11 +64,7 @@ def _pieces(stored: TensorExtent) -> Iterator[bytes]:
 
 
 def _read(run: FileRange) -> Iterator[bytes]:
-    try:
-        with open(run.path, "rb", buffering=0) as file:
-            for begin in range(0, run.nbytes, _PIECE_BYTES):
-                count = min(_PIECE_BYTES, run.nbytes - begin)
-                yield os.pread(file.fileno(), count, run.offset + begin)
-    except OSError as error:
-        message = f"cannot read {run.path}: {error.strerror}"
-        raise StorageError(message, path=run.path, errno=error.errno) from error
+    with storage_errors("read", run.path), open(run.path, "rb", buffering=0) as file:
+        for begin in range(0, run.nbytes, _PIECE_BYTES):
+            count = min(_PIECE_BYTES, run.nbytes - begin)
+            yield os.pread(file.fileno(), count, run.offset + begin)

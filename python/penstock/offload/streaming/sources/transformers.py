@@ -32,14 +32,7 @@ _SHOWN_MAX = 5
 def model_of(directory: str, dtype: Any = None) -> Any:
     """Builds the model that a directory describes, without memory for its weights.
 
-    Args:
-        directory: A directory with ``config.json`` and perhaps ``generation_config.json``.
-        dtype: A `torch.dtype` for a configuration that names none.
-
-    Raises:
-        MissingDependencyError: transformers is not installed.
-        CheckpointNotFoundError: There is no configuration.
-        UnsupportedStateError: transformers knows no such model, or its weights are quantized.
+    ``dtype`` is for a configuration that names none.
     """
     try:
         import transformers
@@ -78,11 +71,7 @@ def model_of(directory: str, dtype: Any = None) -> Any:
 
 
 def dtype_of(tensors: Mapping[str, Weight]) -> Any:
-    """The type that transformers gives a model whose configuration names none.
-
-    Args:
-        tensors: Tensors of its files, by their names there.
-    """
+    """The type that transformers gives a model whose configuration names none."""
     every = {name: one for name, one in tensors.items() if isinstance(one, TensorExtent)}
     for _, name in sorted((one.path, name) for name, one in every.items()):
         dtype = every[name].dtype
@@ -112,10 +101,6 @@ def untie(model: Any, found: Mapping[str, Weight]) -> None:
     """Unties parameters of a model that its files store separately.
 
     Transformers ties what the configuration says, unless the files have different tensors.
-
-    Args:
-        model: A model built from a directory.
-        found: Location of each parameter's bytes, by its name.
     """
     torch = dtypes.import_torch()
     tied: dict[int, Weight] = {}
@@ -160,17 +145,7 @@ def blocks_of(model: Any) -> list[str]:
 def matched(
     model: Any, found: Mapping[str, Weight], held: Container[str] = ()
 ) -> dict[str, Weight]:
-    """Locates the parameters of a model, by their names in it, including tied ones.
-
-    Args:
-        model: A module.
-        found: Stored tensors by name.
-        held: Names of parameters that are in memory, and stay.
-
-    Raises:
-        StateMismatchError: A parameter is missing or has another shape, or is stored under two
-            names with different bytes.
-    """
+    """Locates the parameters of a model, by their names in it, including tied ones."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found = {name: stored for name, stored in found.items() if name in parameters}
     found = tied(parameters, found)

@@ -41,12 +41,7 @@ def bind(unit: Unit, parameters: list[Any]) -> None:
 
 
 def placeholders_of(unit: Unit, device: Any) -> list[Any]:
-    """Placeholders for the parameters of a unit while they are in storage.
-
-    Args:
-        unit: The unit.
-        device: The device that the parameters report.
-    """
+    """Placeholders for the parameters of a unit while they are in storage."""
     found: dict[Any, Any] = {}
     for seat in unit.seats:
         if seat.stored not in found:

@@ -23,9 +23,6 @@ class WeightMemory:
 
     Allocating a `Buffers` first would wait up to seconds for a gigabyte, in which storage idles.
     One mapping for all weights needs no more pages than they have.
-
-    Args:
-        nbytes: Bytes to map; a thread starts to allocate their pages at once.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -60,11 +57,7 @@ class RingRange:
 
 
 class Ring:
-    """Allocates ranges of a buffer, one after another, round and round.
-
-    Args:
-        nbytes: Bytes of the buffer.
-    """
+    """Allocates ranges of a buffer, one after another, round and round."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -14,12 +14,6 @@ def placeholder(name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> A
 
     A tensor of the device ``"meta"`` would not do: computing with it gives results silently, and
     callers that move inputs to the parameters' device would move them there, too.
-
-    Args:
-        name: Name of the parameter in the model.
-        shape: Its shape.
-        dtype: A `torch.dtype`.
-        device: The device that it reports.
     """
     kind = _kind()
     made = kind._make_wrapper_subclass(kind, shape, dtype=dtype, device=device)

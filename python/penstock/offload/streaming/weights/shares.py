@@ -36,12 +36,7 @@ class MemoryShares:
 
 
 class Slots(NamedTuple):
-    """Memory for experts: slots into which they are read in turn.
-
-    Attributes:
-        expert_count: The number of experts.
-        slot_bytes: Bytes that fit any of them.
-    """
+    """Memory for experts: slots into which they are read in turn."""
 
     expert_count: int = 0
     slot_bytes: int = 0
@@ -98,9 +93,6 @@ def shared_out(
         memory_bytes: Memory for all weights.
         held_bytes: Bytes of it for weights that are already in memory, and stay.
         slots: The slots that experts can use.
-
-    Raises:
-        ValueError: It is smaller than the units need that are in use at a time.
     """
     sizes = [unit.nbytes for unit in units]
     needs = needs_of(units, held_bytes, slots)

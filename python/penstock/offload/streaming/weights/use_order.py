@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 class UseOrder:
-    """Orders refills of a device's memory after the kernels that have used it.
-
-    Args:
-        device: The device; None for the host, where nothing is noted.
-    """
+    """Orders refills of a device's memory after the kernels that have used it."""
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
@@ -26,12 +22,7 @@ class UseOrder:
 
     @property
     def place(self) -> DeviceStream | None:
-        """The device with its current stream; None for the host.
-
-        Raises:
-            DeviceError: The native module cannot use that stream, or this is a fork of a process
-                that has used CUDA.
-        """
+        """The device with its current stream; None for the host."""
         if self._device is None:
             return None
         place = CurrentStreams().on(str(self._device))
@@ -48,23 +39,14 @@ class UseOrder:
 
         Returns:
             The stream, and the moment when they are done; None for the host.
-
-        Raises:
-            DeviceError: The driver fails.
         """
         return None if (place := self.place) is None else (place, self.record_on(place))
 
     def record_on(self, place: DeviceStream) -> _native.Moment:
         """Notes that kernels using the memory are queued on a stream.
 
-        Args:
-            place: The device with the stream.
-
         Returns:
             The moment when they are done.
-
-        Raises:
-            DeviceError: The driver fails.
         """
         # If the driver fails here, `follow` takes a later moment.
         self._last[place] = None
@@ -76,9 +58,6 @@ class UseOrder:
 
         Returns:
             Whether the moment has passed, so that later callers need not wait.
-
-        Raises:
-            DeviceError: The driver fails, or the current stream is captured into a graph.
         """
         if moment.done():
             return True
@@ -88,11 +67,7 @@ class UseOrder:
         return False
 
     def follow(self) -> None:
-        """Makes the next fills of the memory wait for all noted kernels.
-
-        Raises:
-            DeviceError: The driver fails.
-        """
+        """Makes the next fills of the memory wait for all noted kernels."""
         while self._last:
             place, moment = next(iter(self._last.items()))
             (moment or _native.Moment(place)).before_fills()

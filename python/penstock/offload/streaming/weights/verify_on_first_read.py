@@ -42,15 +42,6 @@ class FirstReadVerifier:
     """Compares spans with the digests of their chunks.
 
     Chunks do not end where tensors do, so the surrounding bytes of a span are read as well.
-
-    Args:
-        digests: Digests of the files.
-        marks: Identity and length of each file, by its path.
-        io: Reads; it has its own share of the device, so that its reads do not wait for reads
-            ahead.
-
-    Attributes:
-        read_bytes: Bytes read from storage.
     """
 
     def __init__(self, digests: Digests, marks: Mapping[str, FileMark], io: TensorIO) -> None:
@@ -62,28 +53,14 @@ class FirstReadVerifier:
         self._lock = threading.Lock()
 
     def begin(self, spans: Sequence[ReadSpan]) -> SurroundingBytes | None:
-        """Starts to read the surrounding bytes of new spans; None if there are none or too many.
-
-        Args:
-            spans: The file ranges being read.
-        """
+        """Starts to read the surrounding bytes of new spans; None if there are none or too many."""
         new = self._new(spans)
         return self._begin(new) if 0 < len(new) <= _SPANS_MAX else None
 
     def check(
         self, spans: Sequence[ReadSpan], memory: Any, surroundings: SurroundingBytes | None
     ) -> None:
-        """Compares spans with their digests, unless they were right before.
-
-        Args:
-            spans: The file ranges read.
-            memory: Memory that holds them at their places.
-            surroundings: The result of `begin`.
-
-        Raises:
-            CorruptCheckpointError: Bytes are not what was stored, even when read once more.
-            TransferError: The surrounding bytes cannot be read.
-        """
+        """Compares spans with their digests, unless they were right before."""
         with self._lock:
             new = self._new(spans)
             if surroundings is not None and surroundings.spans == new:

@@ -29,13 +29,7 @@ _REMEDIES = {
 
 
 class WeightFiles:
-    """Reads spans of files; raises if a file has changed or, where there are digests, is damaged.
-
-    Args:
-        io: Reads.
-        marks: Identity of each file when the model was made, by its path.
-        verifier: Verifies the first read of each range, where there are digests.
-    """
+    """Reads spans of files; raises if a file has changed or, given digests, is damaged."""
 
     def __init__(
         self, io: TensorIO, marks: Mapping[str, FileMark], verifier: FirstReadVerifier | None
@@ -50,10 +44,7 @@ class WeightFiles:
     ) -> Transfer:
         """Starts to read; only one thread may call it at a time.
 
-        Args:
-            spans: The file ranges.
-            memory: Memory to hold them at their places.
-            named: Names the tensor that holds a byte of a file, or the first behind it.
+        ``named`` names the tensor that holds a byte of a file, or the first behind it.
         """
         try:
             transfer = self._io.read_all(
@@ -75,19 +66,7 @@ class WeightFiles:
         named: Callable[[str, int], str],
         surroundings: SurroundingBytes | None = None,
     ) -> None:
-        """Waits until spans are read, and verifies them.
-
-        Args:
-            spans: The file ranges.
-            memory: The memory that holds them.
-            transfer: The result of `begin`.
-            named: Names the tensor that holds a byte of a file, or the first behind it.
-            surroundings: Their surrounding bytes, if these are being read already.
-
-        Raises:
-            TransferError: They cannot be read.
-            CorruptCheckpointError: A file has changed, or is damaged.
-        """
+        """Waits until spans are read, and verifies them."""
         try:
             transfer.result()
         except TransferError as error:

@@ -11,13 +11,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
-from penstock.checkpoint.converting.archive import check_id, damaged, room, storage_of, typed
+from penstock.checkpoint.converting.files.archive import check_id, damaged, room, storage_of, typed
 from penstock.errors import UnsupportedStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.checkpoint.converting.plain import Unpickler
+    from penstock.checkpoint.converting.files.plain import Unpickler
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
@@ -25,12 +25,7 @@ _COUNT_BYTES = 8
 
 
 class Legacy:
-    """An open file.
-
-    Args:
-        opened: The file.
-        what: Its name in errors.
-    """
+    """An open file."""
 
     has_sums = False
 

@@ -1,15 +1,17 @@
-"""`Pickles`: unpickles ``torch.save`` files as far as they are trusted.
+"""`Pickles`: unpickles ``torch.save`` files, and runs code from a file only if it is trusted.
 
-Unpickling runs any code that the file contains. A file is therefore first read by an `Unpickler`
-that creates only tensors, containers and plain values, and collects all other names; these are
-called only if the caller trusts the file.
+A pickle may name any function or class to call. An `Unpickler` therefore reads each file first. It
+creates only tensors, containers and plain values, and collects the names of all other functions
+and classes. These are called only if the caller trusts the file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import mmap
+import os
 import pickle
 import sys
 from dataclasses import dataclass, field
@@ -17,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.checkpoint.converting.archive import START, Archive, damaged, no_room
-from penstock.checkpoint.converting.legacy import Legacy
-from penstock.checkpoint.converting.plain import NotPlainError, Unpickler
+from penstock.checkpoint.converting.files.archive import START, Archive, damaged, no_room
+from penstock.checkpoint.converting.files.legacy import Legacy
+from penstock.checkpoint.converting.files.plain import NotPlainError, Unpickler
 from penstock.common.found import POINTER_BYTES, of_git_lfs, unfetched
 from penstock.errors import (
     MissingDependencyError,
@@ -28,7 +30,6 @@ from penstock.errors import (
 )
 
 if TYPE_CHECKING:
-    import io
     from collections.abc import Iterator
 
 _NEWER = (AttributeError, ImportError, NotImplementedError, NotPlainError)
@@ -64,16 +65,20 @@ class Pickles:
             return self._read(Archive(opened, data, file), file)
 
     def read_item(self, data: io.BytesIO, what: str) -> Any:
-        """Returns the contents of a file in memory, such as one item of DCP's.
+        """Returns the contents of a file in memory, such as one of DCP's."""
+        view = data.getbuffer()
+        if view[: len(START)] != START:
+            raise damaged(what, "it does not begin as one")
+        return self._read(Archive(data, torch.frombuffer(view, dtype=torch.uint8), what), what)
+
+    def read_mapped(self, data: torch.Tensor, what: str) -> Any:
+        """Returns the contents of a file that is a part of a mapped one.
 
         Args:
             data: Its bytes, which its tensors keep using.
             what: Its name in errors.
         """
-        view = data.getbuffer()
-        if view[: len(START)] != START:
-            raise damaged(what, "it does not begin as one")
-        return self._read(Archive(data, torch.frombuffer(view, dtype=torch.uint8), what), what)
+        return self._read(mapped_archive(data, what), what)
 
     def _read(self, source: Archive | Legacy, what: str) -> Any:
         others: set[str] = set()
@@ -99,6 +104,42 @@ class Pickles:
             value = source.load(functools.partial(Unpickler, others=others, is_trusted=True))
         self.trusted[what] = sorted(others)
         return value
+
+
+def mapped_archive(data: torch.Tensor, what: str) -> Archive:
+    """Opens a ``torch.save`` file that is a part of a mapped one; arguments as `read_mapped`'s."""
+    content: Any = data.numpy()
+    view = memoryview(content)
+    if bytes(view[: len(START)]) != START:
+        raise damaged(what, "it does not begin as one")
+    return Archive(io.BufferedReader(_Window(view)), data, what)
+
+
+class _Window(io.RawIOBase):
+    """Bytes in memory as a file, without a copy."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._view)}[whence]
+        if base + offset < 0:
+            raise ValueError(f"{offset} lies before the start")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._view[self._at : self._at + len(buffer)]
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)
 
 
 def _is_damaged(error: Exception, *, is_checked: bool, has_others: bool) -> bool:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from penstock.checkpoint.converting.archive import no_room
-from penstock.checkpoint.converting.dcp_metadata import read_metadata
-from penstock.checkpoint.converting.nested import filled
-from penstock.checkpoint.converting.safetensors_file import read_at
+from penstock.checkpoint.converting.distributed.dcp_metadata import read_metadata
+from penstock.checkpoint.converting.files.archive import no_room
+from penstock.checkpoint.converting.files.nested import filled
+from penstock.checkpoint.converting.files.safetensors_file import read_at
 from penstock.checkpoint.loading.dcp_files import (
     METADATA,
     check_files,
@@ -34,13 +34,13 @@ from penstock.errors import (
 from penstock.io.files.safetensors_files import SNIFFED_BYTES, begins_header
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.converting.dcp_metadata import (
+    from penstock.checkpoint.converting.distributed.dcp_metadata import (
         Metadata,
         StorageLocation,
         TensorChunk,
         TensorEntry,
     )
-    from penstock.checkpoint.converting.pickles import Pickles
+    from penstock.checkpoint.converting.files.pickles import Pickles
 
 _SHARDING = "DCP_SHARDING_INFO"
 _OFFSETS = "saved_offsets"
@@ -167,12 +167,7 @@ class _Items:
 
 
 class _Safetensors(NamedTuple):
-    """The safetensors data at the end of a file.
-
-    Attributes:
-        tensors: Pieces, by names of tensors.
-        pieces: The start of each piece in its tensor.
-    """
+    """The safetensors data at the end of a file."""
 
     tensors: dict[str, torch.Tensor]
     pieces: dict[str, tuple[int, ...]]

@@ -22,11 +22,7 @@ _PLACES_MAX = 1 << 20
 
 
 def nested(paths: Mapping[str, Any]) -> Nest:
-    """Returns the position of each flat name.
-
-    Args:
-        paths: The path of each name, one or more keys.
-    """
+    """Returns the position of each flat name, given its path: one or more keys."""
     root: Nest = {}
     nests = [root]
     for name, path in paths.items():

@@ -1,4 +1,4 @@
-"""`penstock set-aside ROOT STEP`: moves a damaged step out of the way, kept for salvage."""
+"""`penstock quarantine ROOT STEP`: moves a damaged step out of the way, kept for salvage."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ JSON: root, step, path (where the step is now).
 """
 
 
-@click.command("set-aside", epilog=example("penstock set-aside /checkpoints 1000", after=JSON_KEYS))
+@click.command(
+    "quarantine", epilog=example("penstock quarantine /checkpoints 1000", after=JSON_KEYS)
+)
 @click.argument("root", type=PLACE)
 @click.argument("step", type=click.IntRange(min=0))
 @json_option
-def set_aside(root: str, step: int, as_json: bool) -> int:
-    """Set the damaged step STEP of the store ROOT aside.
+def quarantine(root: str, step: int, as_json: bool) -> int:
+    """Quarantine the damaged step STEP of the store ROOT.
 
     It is renamed within the store: loads, saves and sweeps ignore it, and penstock salvage takes
-    its new path. Only a step known to be damaged can be set aside: penstock verify ROOT and
+    its new path. Only a step known to be damaged can be quarantined: penstock verify ROOT and
     penstock scrub ROOT read steps and record what they find.
     """
     store = store_at(root)
-    path = store.set_aside(step)
+    path = store.quarantine(step)
     if as_json:
         print_json({"root": store.root, "step": step, "path": path})
     else:

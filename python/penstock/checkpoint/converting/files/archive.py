@@ -23,7 +23,7 @@ from penstock.errors import CorruptCheckpointError, StorageError, UnsupportedSta
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.checkpoint.converting.plain import Unpickler
+    from penstock.checkpoint.converting.files.plain import Unpickler
 
 START = b"PK\x03\x04"
 """The first bytes of a zip archive."""
@@ -32,17 +32,12 @@ _PICKLE = "data.pkl"
 _LOCAL_BYTES = 30
 _IS_ENCRYPTED = 1
 _ALIGNMENT = 16
+_ORDER_BYTES_MAX = 64
 _CHUNK_BYTES = 64 << 20
 
 
 class Archive:
-    """An open archive.
-
-    Args:
-        opened: The file, or bytes.
-        data: All of its bytes, in memory or mapped; never written back.
-        what: Its name in errors.
-    """
+    """An open archive; ``data`` is all of it, in memory or mapped, and never written back."""
 
     def __init__(self, opened: IO[bytes], data: torch.Tensor, what: str) -> None:
         self._what = what
@@ -73,9 +68,23 @@ class Archive:
         """Unpickles the archive."""
         return unpickler(io.BytesIO(self._member(_PICKLE)), self._load_storage).load()
 
+    def stored(self) -> dict[str, memoryview]:
+        """Returns the bytes of each member by its whole name; refuses compressed members."""
+        if sum(one.file_size for one in self._members.values()) > len(self._view):
+            raise damaged(self._what, "its members share bytes, or are compressed")
+        found = {}
+        for name, entry in self._members.items():
+            begin = self._begin(name.removeprefix(self._root))
+            if begin is None:
+                raise damaged(self._what, f"its member {name} is compressed")
+            found[name] = self._view[begin : begin + entry.file_size]
+        return found
+
     def _byte_order(self) -> str:
         # An archive without the note is little endian, as for PyTorch.
         is_noted = f"{self._root}byteorder" in self._members
+        if is_noted and self._entry("byteorder").file_size > _ORDER_BYTES_MAX:
+            raise damaged(self._what, "its byte order is longer than a word")
         order = bytes(self._member("byteorder")) if is_noted else b"little"
         if order not in (b"little", b"big"):
             raise damaged(self._what, f"its byte order is {order[:20]!r}")

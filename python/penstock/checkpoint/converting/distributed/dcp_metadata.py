@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from penstock.checkpoint.converting.archive import no_room
-from penstock.checkpoint.converting.nested import nested
-from penstock.checkpoint.converting.pickles import calling, untrusted
-from penstock.checkpoint.converting.plain import Unpickler
+from penstock.checkpoint.converting.files.archive import no_room
+from penstock.checkpoint.converting.files.nested import nested
+from penstock.checkpoint.converting.files.pickles import calling, untrusted
+from penstock.checkpoint.converting.files.plain import Unpickler
 from penstock.common.found import of_git_lfs, unfetched
 from penstock.errors import CorruptCheckpointError
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.converting.nested import Nest
-    from penstock.checkpoint.converting.pickles import Pickles
+    from penstock.checkpoint.converting.files.nested import Nest
+    from penstock.checkpoint.converting.files.pickles import Pickles
 
 Offsets: TypeAlias = tuple[int, ...]
 
@@ -30,25 +31,14 @@ _NUMBER_MAX = (1 << 63) - 1
 
 
 class TensorChunk(NamedTuple):
-    """A box of a tensor.
-
-    Attributes:
-        offsets: The start in each dimension.
-        sizes: The shape.
-    """
+    """A box of a tensor."""
 
     offsets: Offsets
     sizes: tuple[int, ...]
 
 
 class TensorEntry(NamedTuple):
-    """A tensor.
-
-    Attributes:
-        dtype: The element type.
-        size: The shape.
-        pieces: The boxes that were written.
-    """
+    """A tensor."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -59,7 +49,7 @@ class StorageLocation(NamedTuple):
     """The place of an item.
 
     Attributes:
-        relative_path: The file, relative to the directory.
+        relative_path: The file's name, in the directory itself.
         offset: Offset of the first byte.
         length: Number of bytes.
         transforms: The encodings of the bytes, such as ``"stream.zstd/1"``.
@@ -126,7 +116,7 @@ def _checked(record: Any) -> Metadata:
         transforms = tuple(map(_text, getattr(one, "transform_descriptors", None) or ()))
         origin = None if index.offset is None else _numbers(index.offset)
         places[_text(index.fqn), origin] = StorageLocation(
-            _text(one.relative_path), offset, length, transforms
+            _file_name(one.relative_path), offset, length, transforms
         )
     paths = fields.planner_data if isinstance(fields.planner_data, dict) else {}
     nest = nested({name: paths.get(name, (name,)) for name in entries})
@@ -155,6 +145,14 @@ def _text(found: Any) -> str:
     if not isinstance(found, str) or "\0" in found:
         raise TypeError(f"{found!r:.80} is no name")
     return found
+
+
+def _file_name(found: Any) -> str:
+    """Refuses paths to other directories, whose files would be copied to the new checkpoint."""
+    name = _text(found)
+    if name != os.path.basename(name) or name in ("", os.curdir, os.pardir):
+        raise ValueError(f"{name!r:.200} is no name of a file in the directory")
+    return name
 
 
 def _no_storage(pid: Any) -> Any:
@@ -197,6 +195,7 @@ class _Properties(_Record):
         self.dtype = state[0]
 
 
+_PLANNER = "torch.distributed.checkpoint.planner"
 _METADATA = "torch.distributed.checkpoint.metadata"
 _SHARDED = "torch.distributed._shard"
 
@@ -216,6 +215,12 @@ _RECORDS: dict[str, type] = {
             f"{_METADATA}.StorageMeta",
             f"{_METADATA}.TensorStorageMetadata",
             f"{_METADATA}._MEM_FORMAT_ENCODING",
+            # Megatron-Core keeps the plans of all ranks there.
+            f"{_PLANNER}.BytesIOWriteData",
+            f"{_PLANNER}.SavePlan",
+            f"{_PLANNER}.TensorWriteData",
+            f"{_PLANNER}.WriteItem",
+            f"{_PLANNER}.WriteItemType",
         ),
         _Record,
     ),

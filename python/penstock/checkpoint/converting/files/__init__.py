@@ -1,0 +1,1 @@
+"""Readers of files of others: pickles by name, without running them, and safetensors."""
