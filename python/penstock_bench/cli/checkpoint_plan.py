@@ -46,17 +46,7 @@ PASSES = 3
 def planned(
     place: Path, asked: dict[str, Any], here: Launched | None
 ) -> tuple[Plan, dict[str, Any]]:
-    """Makes the plan, and the settings that results record.
-
-    Args:
-        place: Where.
-        asked: The options by name.
-        here: What a launcher says, if one started this process.
-
-    Raises:
-        click.UsageError: It makes no sense, or there is no room for it.
-        MissingDependencyError: None of the writers is installed.
-    """
+    """Makes the plan, and the settings that results record."""
     outputs.check_directory(place)
     model = _laid_out(asked)
     processes = asked["processes"] or (here.ranks if here else scaling.default_processes(model))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from penstock_bench.peers.entry import Entry
+    from penstock_bench.peers import Entry
     from penstock_bench.results.results import Measurement
 
 
@@ -89,11 +89,7 @@ def check_directory(place: Path) -> None:
 def check_room(place: Path, needed_bytes: float, what: str, remedy: str) -> None:
     """Refuses what the file system has no room for.
 
-    Args:
-        place: Where files are written.
-        needed_bytes: How much they take.
-        what: What takes it, with its verb.
-        remedy: What to choose instead.
+    The remedy says what else to choose.
     """
     free = shutil.disk_usage(place).free
     if free < needed_bytes:
@@ -112,15 +108,7 @@ def reported(
     report: Path | None,
     as_json: bool,
 ) -> Iterator[None]:
-    """Writes and shows what was measured in the block, also where the block is broken off.
-
-    Args:
-        results: Where the block puts its measurements.
-        show: Prints them as tables.
-        output: The JSON file to write.
-        report: The page to write.
-        as_json: Whether JSON is printed instead of tables.
-    """
+    """Writes and shows what was measured in the block, also where the block is broken off."""
     with endings.tidy():
         try:
             yield

@@ -110,11 +110,7 @@ PRESETS = {
 
 
 def preset(name: str) -> list[Case]:
-    """The cases of a preset.
-
-    Raises:
-        KeyError: There is none of that name.
-    """
+    """The cases of a preset."""
     return list({"quick": _quick, "paper": _paper, "ds_io": _ds_io, "gdsio": _gdsio}[name]())
 
 
@@ -225,10 +221,7 @@ GPU_PATHS = {
 def gpu_path(case: Case, is_direct: bool, counts: list[dict[str, int] | None]) -> str:
     """The path that requests of Penstock took.
 
-    Args:
-        case: What was measured, with a GPU.
-        is_direct: Whether the page cache was passed by.
-        counts: Of cuFile, what it counted in each process; None where it does not count.
+    The counts are those of cuFile in each process; None where it does not count.
     """
     if case.method == "cufile":
         if None in counts:

@@ -27,8 +27,7 @@ def answer(found: dict[str, Any]) -> None:
 def join(group: str | None) -> None:
     """Counts this process to a control group from now on.
 
-    Args:
-        group: The file of its processes; None for no group.
+    The group is the file of its processes; None for no group.
     """
     if group is not None:
         Path(group).write_text("0")

@@ -35,6 +35,20 @@ def is_there() -> bool:
     return shutil.which("fio") is not None
 
 
+def command(**options: object) -> list[str]:
+    """A command of a job by io_uring past the page cache, which reports as JSON.
+
+    The buffers of a job begin with a huge page, or they would lie across two. ``bs=4096`` is
+    ``--bs=4096``, True an option without a value, and None leaves an option out.
+    """
+    usual = {"name": "bench", "ioengine": "io_uring", "direct": 1, "iomem_align": "2m"}
+    given = {**usual, **options, "output-format": "json"}.items()
+    told = [
+        (name, "" if value is True else f"={value}") for name, value in given if value is not None
+    ]
+    return ["fio", *(f"--{name}{value}" for name, value in told)]
+
+
 def job(command: list[str]) -> dict[str, Any]:
     """Runs a command of one job, or group of jobs, and returns fio's report; see `jobs`."""
     return jobs(command)[0]
@@ -42,9 +56,6 @@ def job(command: list[str]) -> dict[str, Any]:
 
 def jobs(command: list[str]) -> list[dict[str, Any]]:
     """Runs a command and returns fio's report on each job, or group of jobs.
-
-    Args:
-        command: With ``--output-format=json``.
 
     Raises:
         FioError: fio is missing, or failed.
@@ -73,14 +84,8 @@ def run(
 ) -> Measurement:
     """Measures a case with fio at equal settings.
 
-    Leaves nothing behind. A case that fio cannot run is a measurement with an error.
-
-    Args:
-        case: What to measure.
-        directory: Where; must not exist, and does not afterwards.
-        total_bytes: Of all processes.
-        seed: Which blocks are read at random.
-        round_index: The round.
+    Leaves nothing behind. A case that fio cannot run is a measurement with an error. The
+    directory must not exist, and does not afterwards.
     """
     made = Measurement(case=case.label, by="fio", round_index=round_index)
     if case.device is not None:
@@ -90,13 +95,13 @@ def run(
         return made
     quiesce_after(directory.parent, total_bytes)
     directory.mkdir()
+    called = _command(case, directory, total_bytes, seed)
     try:
-        command = _command(case, directory, total_bytes, seed)
         if case.pattern != "write":
             # The run below reports the error, if this fails.
-            subprocess.run([*command, "--create_only=1"], capture_output=True, check=False)
+            subprocess.run([*called, "--create_only=1"], capture_output=True, check=False)
             quiesce_after(directory, total_bytes)
-        told = job(command)
+        told = job(called)
     except FioError as error:
         made.error = str(error)
         return made
@@ -104,45 +109,38 @@ def run(
         shutil.rmtree(directory, ignore_errors=True)
     _take(made, told, told["write" if case.pattern == "write" else "read"])
     made.is_direct = case.direct
-    made.setup = " ".join(command[1:])
+    made.setup = " ".join(called[1:])
     return made
 
 
 def _command(case: Case, directory: Path, total_bytes: int, seed: int) -> list[str]:
-    jobs = case.processes * case.threads
-    each = share_bytes(case, total_bytes) // case.threads
-    command = [
-        "fio",
-        "--name=bench",
-        f"--directory={directory}",
-        f"--rw={_RW[case.pattern]}",
-        f"--ioengine={'psync' if case.method == 'posix' else 'io_uring'}",
-        f"--direct={int(case.direct)}",
-        f"--bs={case.block_bytes}",
-        f"--iodepth={case.depth}",
-        f"--numjobs={jobs}",
-        f"--size={each}",
-        f"--randseed={seed}",
-        "--group_reporting",
-        "--fallocate=native",
-        "--scramble_buffers=0",
-        "--norandommap=1",
-        "--iomem_align=2m",
+    is_registered = 1 if case.method == "uring_registered" else None
+    has_time = case.seconds is not None
+    return command(
+        directory=directory,
+        rw=_RW[case.pattern],
+        ioengine="psync" if case.method == "posix" else "io_uring",
+        direct=int(case.direct),
+        bs=case.block_bytes,
+        iodepth=case.depth,
+        numjobs=case.processes * case.threads,
+        size=share_bytes(case, total_bytes) // case.threads,
+        randseed=seed,
+        group_reporting=True,
+        fallocate="native",
+        scramble_buffers=0,
+        norandommap=1,
         # Else it tells the kernel to read ahead twice as far, which nobody else here does.
-        "--fadvise_hint=0",
-        "--lat_percentiles=1",
-        f"--percentile_list={':'.join(map(str, _PERCENTILES))}",
-        "--output-format=json",
-    ]
-    if case.method == "uring_registered":
-        command += ["--fixedbufs=1", "--registerfiles=1"]
-    if case.pattern == "write" and case.syncs:
-        command.append("--end_fsync=1")
-    if case.seconds is not None:
-        command += ["--time_based=1", f"--runtime={round(case.seconds * 1000)}ms"]
-    if case.threads > 1:
-        command.append("--thread")
-    return command
+        fadvise_hint=0,
+        lat_percentiles=1,
+        percentile_list=":".join(map(str, _PERCENTILES)),
+        fixedbufs=is_registered,
+        registerfiles=is_registered,
+        end_fsync=1 if case.pattern == "write" and case.syncs else None,
+        time_based=1 if has_time else None,
+        runtime=f"{round((case.seconds or 0) * 1000)}ms" if has_time else None,
+        thread=case.threads > 1 or None,
+    )
 
 
 def _take(made: Measurement, told: dict[str, Any], side: dict[str, Any]) -> None:

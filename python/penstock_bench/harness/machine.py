@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from penstock import _native
 from penstock.common.machine import facts
 from penstock.common.machine.kernel import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
-import shutil
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-import click
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,15 +76,7 @@ def package_version(name: str) -> str | None:
 
 @contextmanager
 def workplace(directory: Path, needed_bytes: float) -> Iterator[Path]:
-    """A directory of this run alone, removed with all that is in it.
-
-    Args:
-        directory: Where it is made.
-        needed_bytes: What has to be free there.
-
-    Raises:
-        click.ClickException: It is not.
-    """
+    """A directory of this run alone, removed with all that is in it."""
     free = shutil.disk_usage(directory).free
     if free < needed_bytes:
         raise click.ClickException(

@@ -50,16 +50,17 @@ def measured() -> Iterator[Cost]:
     Path("/proc/self/clear_refs").write_text("5")
     resident_bytes = memory_bytes()["VmRSS"]
     machine = _machine_cpu_seconds()
-    cpu = _cpu_seconds()
+    cpu = cpu_seconds()
     began = time.perf_counter()
     yield cost
     cost.seconds = time.perf_counter() - began
-    cost.cpu_seconds = _cpu_seconds() - cpu
+    cost.cpu_seconds = cpu_seconds() - cpu
     cost.machine_cpu_seconds = _machine_cpu_seconds() - machine
     cost.peak_growth_bytes = max(0, memory_bytes()["VmHWM"] - resident_bytes)
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """Processor time of the process, its threads and the children that have ended."""
     usages = (
         resource.getrusage(resource.RUSAGE_SELF),
         resource.getrusage(resource.RUSAGE_CHILDREN),
@@ -73,11 +74,7 @@ def _machine_cpu_seconds() -> float:
 
 
 def memory_bytes(process: int | str = "self") -> dict[str, int]:
-    """The kernel's figures of the memory of a process (``VmRSS`` and so on, proc(5)), in bytes.
-
-    Raises:
-        OSError: The process is gone.
-    """
+    """The kernel's figures of the memory of a process (``VmRSS`` and so on, proc(5)), in bytes."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     sizes = (line.split() for line in lines if line.endswith(" kB"))
     return {name.rstrip(":"): int(kib) * 1024 for name, kib, _ in sizes}

@@ -31,15 +31,7 @@ def figure(
     columns: int = 2,
     height: float = 4.0,
 ) -> Iterator[list[Axes]]:
-    """Writes the panels that the block draws into an image, 12 inches wide.
-
-    Args:
-        path: The file; its suffix is the format.
-        panels: How many panels there are.
-        title: Above all of them.
-        columns: Panels beside each other.
-        height: Of the image, in inches.
-    """
+    """Writes the panels that the block draws into an image, 12 inches wide."""
     drawn, axes = plt.subplots(
         -(-panels // columns), columns, figsize=(12, height), squeeze=False, layout="constrained"
     )

@@ -38,11 +38,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Calls a function for each argument, each in a process of its own, all at the same time.
 
-    Args:
-        function: Returns what can be JSON.
-        arguments: One for each process.
-        place: A directory for what they leave.
-        timeout_seconds: For all of them.
+    The timeout is for all of them, and what they leave is in the directory.
 
     Returns:
         The results of the calls, or ``{"error": …}``.

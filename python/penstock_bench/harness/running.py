@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,14 +24,11 @@ from penstock_bench.harness.cases import WRITTEN_DEPTH, share_bytes, tensor_size
 from penstock_bench.results.results import Measurement
 
 if TYPE_CHECKING:
-    from penstock_bench.harness.cases import Case
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
     from collections.abc import Sequence
-import contextlib
-import os
-import signal
+
+    from penstock_bench.harness.cases import Case
+
+_T = TypeVar("_T")
 
 _HEAD_START_SECONDS = 0.05
 """Between the last process being ready and all beginning."""
@@ -74,9 +74,6 @@ def run(
         seed: What is written, and which blocks are read at random.
         verifies: Whether every block says where it belongs, and is checked when it is read.
         round_index: The round.
-
-    Raises:
-        BenchError: A process failed.
     """
     quiesce_after(directory.parent, total_bytes)
     directory.mkdir()
@@ -98,28 +95,19 @@ def run(
 def _job(case: Case, directory: Path, total_bytes: int, seed: int) -> dict[str, Any]:
     share = share_bytes(case, total_bytes)
     return {
+        **case.as_json(),
         "directory": str(directory),
-        "processes": case.processes,
-        "method": case.method,
-        "direct": case.direct,
-        "layout": case.layout,
-        "aggregated": case.aggregated,
-        "pattern": case.pattern,
         "tensors": tensor_sizes(share) if case.tensors else [share],
         "copies": case.tensors,
-        "block_bytes": case.block_bytes,
-        "depth": case.depth,
-        "threads": case.threads,
         "allocates": True,
-        "syncs": case.syncs,
-        "seconds": case.seconds,
-        "device": case.device,
         "seed": seed,
     }
 
 
 def _launch(job: dict[str, Any], processes: int, seed: int) -> list[dict[str, Any]]:
-    children = []
+    children: list[subprocess.Popen[str]] = []
+    # The first process makes a shared file, which the others open.
+    begins_first = job["layout"] == "shared_file"
     try:
         for process in range(processes):
             child = subprocess.Popen(
@@ -130,11 +118,9 @@ def _launch(job: dict[str, Any], processes: int, seed: int) -> list[dict[str, An
             )
             children.append(child)
             _tell(child, json.dumps({**job, "process": process, "seed": seed}))
-            if job["layout"] == "shared_file" and process == 0:
-                # It makes the file that the others open.
+            if begins_first and process == 0:
                 _hear(child)
-        begun_first = job["layout"] == "shared_file"
-        for child in children[1:] if begun_first else children:
+        for child in children[int(begins_first) :]:
             _hear(child)
         start_at = time.monotonic() + _HEAD_START_SECONDS
         for child in children:
@@ -147,8 +133,7 @@ def _launch(job: dict[str, Any], processes: int, seed: int) -> list[dict[str, An
 
 
 def _tell(child: subprocess.Popen[str], line: str) -> None:
-    if child.stdin is None:
-        raise AssertionError("it has a pipe")
+    assert child.stdin is not None
     try:
         child.stdin.write(line + "\n")
         child.stdin.flush()
@@ -158,8 +143,7 @@ def _tell(child: subprocess.Popen[str], line: str) -> None:
 
 
 def _hear(child: subprocess.Popen[str]) -> Any:
-    if child.stdout is None:
-        raise AssertionError("it has a pipe")
+    assert child.stdout is not None
     line = child.stdout.readline()
     if not line:
         raise BenchError(f"a process of the benchmark ended with {child.wait()}")
@@ -214,8 +198,7 @@ def _summed_up(case: Case, outcomes: list[dict[str, Any]], round_index: int) -> 
 def percentiles(pairs: np.ndarray[Any, Any]) -> dict[str, float]:
     """Latencies in microseconds that so many per cent of requests stay within.
 
-    Args:
-        pairs: Nanoseconds and how many requests took that long, shape (n, 2).
+    Pairs are nanoseconds and how many requests took that long, of shape (n, 2).
     """
     if not len(pairs):
         return {}
@@ -228,9 +211,6 @@ def percentiles(pairs: np.ndarray[Any, Any]) -> dict[str, float]:
     return {"mean": mean, **dict(zip([*names, "max"], map(float, found), strict=True))}
 
 
-_T = TypeVar("_T")
-
-
 def rotated(items: Sequence[_T], number: int) -> list[_T]:
     """The items in the order of a round, from 0."""
     cut = number % len(items) if items else 0
@@ -240,10 +220,7 @@ def rotated(items: Sequence[_T], number: int) -> list[_T]:
 def run_module(module: str, job: dict[str, Any], *, timeout_seconds: float) -> dict[str, Any]:
     """Runs a module, which reads the job from its standard input, and ends what it has started.
 
-    Args:
-        module: Prints its answer as JSON in its last line.
-        job: Its job, for JSON.
-        timeout_seconds: For how long.
+    Its answer is an object of JSON on the last line that it prints.
 
     Returns:
         The printed object; ``"error"`` with the reason where nothing was printed.

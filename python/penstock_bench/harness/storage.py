@@ -104,13 +104,13 @@ def sync_files(files: Iterable[Path]) -> None:
     design and not its lack of an fsync.
     """
     with ThreadPoolExecutor(_SYNC_THREADS) as pool:
-        list(pool.map(_sync, files))
+        list(pool.map(sync_file, files))
 
 
 def sync_directories(root: Path) -> None:
     """Syncs a directory with those below it, and the one above it."""
     for path in (root.parent, root, *(path for path in root.rglob("*") if path.is_dir())):
-        _sync(path)
+        sync_file(path)
 
 
 def files_below(root: Path) -> list[Path]:
@@ -142,7 +142,8 @@ def counted_syncs() -> Iterator[list[int]]:
         os.fsync, os.fdatasync = plain
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Syncs a file or a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

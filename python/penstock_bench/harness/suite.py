@@ -81,6 +81,7 @@ class Run:
         directory: A directory on the disk to measure.
         timeout_seconds: For one child process.
         results: Everything that was measured.
+        results_path: The file that has the results after each turn of a round.
     """
 
     names: tuple[str, ...]
@@ -89,6 +90,7 @@ class Run:
     directory: Path
     timeout_seconds: float
     results: Samples[Any]
+    results_path: Path
     _place: Path | None = None
     _steps: Steps = field(default_factory=Steps)
     _given_up: dict[object, str] = field(default_factory=dict)
@@ -104,12 +106,7 @@ class Run:
     def at_work(self, needed_bytes: float, **settings: Any) -> Iterator[Path]:
         """Makes the directory of the run, and removes it with everything in it.
 
-        Args:
-            needed_bytes: Free space that the run takes.
-            settings: How the run was asked for, for the results.
-
-        Raises:
-            click.ClickException: There is less free space.
+        The settings are added to those of the results.
         """
         self.results.settings |= settings
         with workplace(self.directory, needed_bytes) as self._place, self._steps:
@@ -128,7 +125,8 @@ class Run:
     ) -> Iterator[tuple[int, T]]:
         """The turns of all rounds with the number of the round, from 0.
 
-        Each round begins with another turn, so that no turn always follows the same one.
+        Each round begins with another turn, so that no turn always follows the same one. The
+        results are written after each turn, so that a run which is stopped leaves those it has.
 
         Args:
             turns: What is measured in a round.
@@ -140,7 +138,9 @@ class Run:
             for index in range(self.rounds)
             for turn in (*rotated(turns, index), *last)
         ]
-        return self.each(every, lambda one: f"round {one[0] + 1}: {label(one[1])}")
+        for turn in self.each(every, lambda one: f"round {one[0] + 1}: {label(one[1])}"):
+            yield turn
+            self.results.write(self.results_path)
 
     def child(
         self, function: Callable[[Any], dict[str, Any]], task: object, cell: object = None
@@ -229,9 +229,10 @@ def suite(
                 machine.describe(ROOT), machine.disk(directory), settings
             )
             chosen = tuple(one for one in known if one in names)
-            report = measure(Run(chosen, rounds, quick, directory, timeout, results), **own)
             where = output_directory(output)
-            results.write(where / f"{name}.json", **report.derived)
+            path = where / f"{name}.json"
+            report = measure(Run(chosen, rounds, quick, directory, timeout, results, path), **own)
+            results.write(path, **report.derived)
             if report.draw is not None:
                 for suffix in (".png", ".svg"):
                     report.draw((where / name).with_suffix(suffix))

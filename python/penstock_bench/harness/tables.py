@@ -149,9 +149,7 @@ class Bar:
 def bars(every: Sequence[Bar], unofficial: str | None) -> Table:
     """The table of bars.
 
-    Args:
-        every: The bars.
-        unofficial: Why this run is too small to be judged, if it is.
+    They are not judged where there is a reason why the run is unofficial.
     """
     caption = WITHIN if unofficial is None else f"{WITHIN} Not judged: {unofficial}."
     table = Table("", "ratio", title="Bars", title_justify="left", title_style="bold")

@@ -3,24 +3,21 @@
 The page holds everything it shows. It asks the network for nothing, runs no script, follows the
 reader's choice of light or dark, and prints.
 
-`lines`, `grids` and `tables` say what is shown, `plots` and `bars` draw, `drawn` has all drawings
-in their order, `inline` makes of a drawing a part of the page, and `page` puts it together. Jinja2
-and Matplotlib are imported when a page is made.
+`lines` and `tables` say what is shown, `plots` draws, `drawn` has all drawings in their order,
+and `page` puts the page together, in the frame of `penstock.common.page`. Jinja2 and Matplotlib
+are imported when a page is made.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import MissingDependencyError
+from penstock.common import page as pages
 from penstock_bench.results.results import Results
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
-
-_MODULES = ("jinja2", "matplotlib")
 
 
 def write_report(results: Results | Sequence[Results], path: str | os.PathLike[str]) -> None:
@@ -43,8 +40,7 @@ def write_report(results: Results | Sequence[Results], path: str | os.PathLike[s
     from penstock_bench.report.page import page
 
     runs = [results] if isinstance(results, Results) else list(results)
-    # A label may hold half of a surrogate pair, which has no form in UTF-8.
-    Path(path).write_text(page(runs), encoding="utf-8", errors="backslashreplace")
+    pages.write(page(runs), path)
 
 
 def require_libraries() -> None:
@@ -53,10 +49,4 @@ def require_libraries() -> None:
     Raises:
         MissingDependencyError: Jinja2 or Matplotlib is not installed.
     """
-    for name in _MODULES:
-        try:
-            __import__(name)
-        except ImportError as error:
-            raise MissingDependencyError(
-                "a report takes Jinja2 and Matplotlib: pip install 'penstock[bench]'", name=name
-            ) from error
+    pages.require_libraries("a report", "bench")

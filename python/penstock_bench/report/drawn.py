@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock_bench.peers.gather import OURS
 from penstock_bench.report import plots
-from penstock_bench.report.bars import BARS_MAX, Bar, bars, pass_bars
-from penstock_bench.report.grids import grids
 from penstock_bench.report.lines import (
     all_cases,
     at_equal_steps,
     durable_rate,
     durable_rates,
+    grids,
     measurers,
     panels,
     passes,
     plain,
     told_apart,
 )
+from penstock_bench.report.plots import BARS_MAX, Bar, bars, pass_bars
 from penstock_bench.suites.checkpoint import figures
 from penstock_bench.suites.gather.cases import REFERENCE
 from penstock_bench.suites.gather.gathered import miss_curves, row_rates
@@ -60,12 +60,7 @@ class Plots(NamedTuple):
 
 
 def drawn(results: Results, names: Iterator[str]) -> list[Plots]:
-    """All kinds that there is something to draw of.
-
-    Args:
-        results: What was measured.
-        names: What drawings of the page are called, each once.
-    """
+    """All kinds that there is something to draw of."""
     made = [
         *_generated(results, names),
         *_gathered(results, names),

@@ -33,11 +33,7 @@ _CASES_NAMED_MAX = 3
 
 
 def headlines(results: Results) -> list[str]:
-    """The sentences of a run; none where there is nothing to say.
-
-    Args:
-        results: What was measured.
-    """
+    """The sentences of a run; none where there is nothing to say."""
     kinds: dict[str, Callable[[Results], Iterable[str]]] = {
         "checkpoint": _of_checkpoints,
         "io": _of_requests,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock_bench.report.palette import SERIES
+from penstock.common.page.palette import SERIES
+from penstock_bench.harness.cases import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -43,11 +44,8 @@ class Line(NamedTuple):
 class Panel(NamedTuple):
     """The lines of one plot.
 
-    Attributes:
-        title: What they have in common.
-        lines: What is drawn.
-        names: Who measured, where lines are dashed by that.
-        part: How many cases, or of those who measured, are drawn, where it is not all.
+    Lines are dashed by who measured where there are names. The part says how many cases, or of
+    those who measured, are drawn, where it is not all.
     """
 
     title: str
@@ -59,9 +57,8 @@ class Panel(NamedTuple):
 class Passes(NamedTuple):
     """Cases that are passes of one.
 
-    Attributes:
-        panel: Its lines; the case of each is that of the first pass.
-        cases: Labels by the number of the pass.
+    The lines of the panel have the case of the first pass; labels of cases are by the number of
+    the pass.
     """
 
     panel: Panel
@@ -190,3 +187,72 @@ def at_equal_steps(
     ordered = sorted(present, key=lambda name: -present[name])
     steps = np.linspace(0, len(ordered) - 1, most).round().astype(int)
     return [ordered[step] for step in steps], f"{most} of {len(ordered)}"
+
+
+AXES = {
+    "block_bytes": "block",
+    "depth": "requests in flight",
+    "threads": "threads",
+    "processes": "processes",
+}
+
+
+class Grid(NamedTuple):
+    """Cases that differ in two settings only.
+
+    Values of the settings ascend; rates are GB/s by row and column, None where there is no
+    case.
+    """
+
+    title: str
+    row_name: str
+    column_name: str
+    rows: list[str]
+    columns: list[str]
+    rates: list[list[float | None]]
+
+
+def grids(results: Results) -> list[Grid]:
+    """One for each combination of the other settings; of who measured first."""
+    by = next(iter(measurers(results)), "")
+    measured = {
+        case: settings
+        for case, settings in results.cases.items()
+        if settings.keys() >= AXES.keys() and durable_rate(results, case, by) is not None
+    }
+    values = {axis: {settings[axis] for settings in measured.values()} for axis in AXES}
+    varying = [axis for axis in AXES if len(values[axis]) > 1]
+    chosen = sorted(varying, key=lambda axis: -len(values[axis]))[:2]
+    if len(chosen) < 2:
+        return []
+    row_axis, column_axis = (axis for axis in AXES if axis in chosen)
+    groups: dict[str, list[str]] = {}
+    for case, settings in measured.items():
+        others = {name: value for name, value in settings.items() if name not in chosen}
+        groups.setdefault(repr(sorted(others.items())), []).append(case)
+    found = []
+    for cases in groups.values():
+        cells = {
+            (measured[case][row_axis], measured[case][column_axis]): durable_rate(results, case, by)
+            for case in cases
+        }
+        rows, columns = sorted({row for row, _ in cells}), sorted({column for _, column in cells})
+        if min(len(rows), len(columns)) < 2:
+            continue
+        fixed = [axis for axis in varying if axis not in chosen]
+        same = [f"{AXES[axis]}: {_text(axis, measured[cases[0]][axis])}" for axis in fixed]
+        found.append(
+            Grid(
+                plain(", ".join([told_apart(cases)[1], *same])),
+                AXES[row_axis],
+                AXES[column_axis],
+                [_text(row_axis, row) for row in rows],
+                [_text(column_axis, column) for column in columns],
+                [[cells.get((row, column)) for column in columns] for row in rows],
+            )
+        )
+    return found
+
+
+def _text(axis: str, value: Any) -> str:
+    return size(value) if axis == "block_bytes" else str(value)

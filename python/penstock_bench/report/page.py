@@ -8,13 +8,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.filters import do_filesizeformat
 
+from penstock.common.page import template
 from penstock_bench.report.drawn import drawn
 from penstock_bench.report.headline import NOTE, headlines
 from penstock_bench.report.lines import all_cases, measurers
-from penstock_bench.report.palette import COLOURS
 from penstock_bench.report.tables import remarks, row_tables, tables
 
 if TYPE_CHECKING:
@@ -25,18 +24,10 @@ if TYPE_CHECKING:
 
 def page(runs: list[Results]) -> str:
     """The page that shows these runs."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     # Identifiers are those of one page.
     names = (f"plot-{number}" for number in itertools.count(1))
-    return environment.get_template("page.html.j2").render(
-        runs=[_shown(results, names) for results in runs], colours=COLOURS
-    )
+    shown = [_shown(results, names) for results in runs]
+    return template(Path(__file__).parent, "page.html.j2").render(runs=shown)
 
 
 def _shown(results: Results, names: Iterator[str]) -> dict[str, Any]:

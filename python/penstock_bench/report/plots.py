@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -10,17 +10,19 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from penstock_bench.report.inline import inline
-from penstock_bench.report.lines import Line, Panel, shortened
-from penstock_bench.report.palette import COLOURS, SERIES
+from penstock.common.page.inline import inline
+from penstock.common.page.palette import COLOURS, SERIES
+from penstock.common.page.style import SETTINGS
+from penstock_bench.report.lines import Line, Panel, durable_rates, shortened
 from penstock_bench.results.results import latencies, percent
+from penstock_bench.suites.gather.gathered import figure as digits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from markupsafe import Markup
 
-    from penstock_bench.report.grids import Grid
+    from penstock_bench.report.lines import Grid, Passes
     from penstock_bench.results.results import Measurement, Results
 
 BUCKET_SECONDS = 0.1
@@ -32,10 +34,15 @@ BUCKETS_MIN = 4
 STEPS_MAX = 150
 """Of one line: more would be narrower than a line is wide."""
 
-WIDTH_INCHES, _HEIGHT_INCHES = 5.6, 2.7
+_WIDTH_INCHES, _HEIGHT_INCHES = 5.6, 2.7
 _LEGEND_ROW_INCHES = 0.19
 _LABEL_CHARACTERS_BESIDE = 32
 """The longest label that leaves room for another one beside it in a legend."""
+
+BARS_MAX = 40
+"""Of one drawing: what somebody may look at."""
+
+_BAR_INCHES = 0.3
 
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 _MARKERS = "os^DvXP*"
@@ -44,36 +51,6 @@ _CELL_COLUMNS_MAX = 12
 
 _ON_DARK, _ON_LIGHT = "#fefefe", "#010101"
 """Of numbers in cells: none of the palette, as cells are the same on a dark page."""
-
-SETTINGS = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "legend.fontsize": 8.5,
-    # Letters stay letters: sharp at any size, and found by a search.
-    "svg.fonttype": "none",
-    # Names of parts do not change from run to run.
-    "svg.hashsalt": "penstock",
-    # A label may hold dollar signs.
-    "text.parse_math": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "grid.color": COLOURS["rule"].light,
-    "grid.linewidth": 0.6,
-    "axes.edgecolor": COLOURS["muted"].light,
-    "axes.linewidth": 0.6,
-    "xtick.color": COLOURS["muted"].light,
-    "ytick.color": COLOURS["muted"].light,
-    "xtick.labelcolor": COLOURS["ink"].light,
-    "ytick.labelcolor": COLOURS["ink"].light,
-    "text.color": COLOURS["ink"].light,
-    "axes.labelcolor": COLOURS["ink"].light,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 3.5,
-}
 
 
 def timeline(results: Results, panel: Panel, name: str) -> Markup | None:
@@ -97,7 +74,7 @@ def timeline(results: Results, panel: Panel, name: str) -> Markup | None:
         axes.set_ylim(bottom=0)
 
     label = f"Throughput over time, {panel.title}: GB/s in each step of time"
-    return lined(panel, [line for line, *_ in drawn], draw, name, label)
+    return _lined(panel, [line for line, *_ in drawn], draw, name, label)
 
 
 def has_course(one: Measurement) -> bool:
@@ -149,7 +126,7 @@ def latency(results: Results, panel: Panel, name: str) -> Markup | None:
         axes.yaxis.set_minor_locator(ticker.NullLocator())
 
     label = f"Latency by percentile, {panel.title}: microseconds, on a logarithmic axis"
-    return lined(panel, list(found), draw, name, label)
+    return _lined(panel, list(found), draw, name, label)
 
 
 def heat_map(grid: Grid, name: str) -> Markup:
@@ -157,7 +134,7 @@ def heat_map(grid: Grid, name: str) -> Markup:
     rates = np.array(grid.rates, dtype=float)
     height = 0.9 + 0.3 * len(grid.rows)
     with mpl.rc_context(SETTINGS):
-        figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+        figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
         axes = figure.subplots()
         # Not an image, which would be a picture of pixels within the drawing.
         mesh = axes.pcolormesh(np.ma.masked_invalid(rates), cmap="cividis", vmin=0, linewidth=0.3)
@@ -185,9 +162,7 @@ def heat_map(grid: Grid, name: str) -> Markup:
 def hit_curves(curves: dict[str, dict[float, float]], name: str) -> Markup:
     """Per cent of rows that are there, by the per cent of the table that is kept.
 
-    Args:
-        curves: Of each policy, the part that is not there by the part that is kept.
-        name: What no other drawing of the page is called.
+    A curve is the part that is not there by the part that is kept.
     """
     lines = [Line("", by, by, index, 0) for index, by in enumerate(curves)]
 
@@ -202,13 +177,13 @@ def hit_curves(curves: dict[str, dict[float, float]], name: str) -> Markup:
         axes.xaxis.set_minor_locator(ticker.NullLocator())
         axes.set_ylim(bottom=0)
 
-    drawn = lined(Panel("", lines, [], ""), lines, draw, name, "Hits by what is kept, in per cent")
+    drawn = _lined(Panel("", lines, [], ""), lines, draw, name, "Hits by what is kept, in per cent")
     if drawn is None:
         raise AssertionError("there are curves")
     return drawn
 
 
-def lined(
+def _lined(
     panel: Panel, lines: list[Line], draw: Callable[[Any], None], name: str, label: str
 ) -> Markup | None:
     """A plot with its legend below it, where no line is hidden; None without a line."""
@@ -220,7 +195,7 @@ def lined(
         columns = 1 if longest > _LABEL_CHARACTERS_BESIDE else 2
         rows = -(-len(handles) // columns)
         height = _HEIGHT_INCHES + _LEGEND_ROW_INCHES * rows
-        figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+        figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
         draw(figure.subplots())
         figure.legend(
             handles=handles,
@@ -236,7 +211,9 @@ def _handles(panel: Panel, lines: list[Line]) -> list[Line2D]:
     """The legend: first the colours, then the kinds of dashes."""
     colours = {line.colour_index: line for line in lines}
     handles = [
-        Line2D([], [], color=colour(line), marker=_marker(line), label=shortened(line.colour_label))
+        Line2D(
+            [], [], color=_colour(line), marker=_marker(line), label=shortened(line.colour_label)
+        )
         for line in colours.values()
     ]
     dashes = {line.dash_index for line in lines}
@@ -249,13 +226,13 @@ def _handles(panel: Panel, lines: list[Line]) -> list[Line2D]:
 
 def _look(line: Line) -> dict[str, Any]:
     return {
-        "color": colour(line),
+        "color": _colour(line),
         "marker": _marker(line),
         "linestyle": _dash(line.dash_index),
     }
 
 
-def colour(line: Line) -> str:
+def _colour(line: Line) -> str:
     """The colour of a line, or of its bars."""
     return SERIES[line.colour_index].light
 
@@ -266,3 +243,96 @@ def _marker(line: Line) -> str:
 
 def _dash(index: int) -> Any:
     return _DASHES[index % len(_DASHES)]
+
+
+class Bar(NamedTuple):
+    """One of them.
+
+    No value stands for no result; those of Penstock are to be seen first.
+    """
+
+    label: str
+    values: Sequence[float]
+    is_ours: bool = True
+
+
+def bars(
+    made: Sequence[Bar], name: str, *, label: str, unit: str, most: float | None = None
+) -> Markup:
+    """A bar of each, in their order.
+
+    The name is that of no other drawing of the page; the label is for who cannot see it; a
+    dashed line is at the most that is possible.
+    """
+    medians = np.array([np.median(bar.values) if bar.values else 0.0 for bar in made])
+    ends = np.array([(min(bar.values), max(bar.values)) if bar.values else (0, 0) for bar in made])
+    with mpl.rc_context(SETTINGS):
+        drawing = Figure(
+            figsize=(_WIDTH_INCHES, 0.75 + _BAR_INCHES * len(made)), layout="constrained"
+        )
+        axes = drawing.subplots()
+        axes.barh(
+            range(len(made)),
+            medians,
+            height=0.7,
+            color=[SERIES[0].light if bar.is_ours else COLOURS["muted"].light for bar in made],
+            # Of one round there is no spread.
+            xerr=np.where(medians == ends.T, np.nan, np.abs(ends.T - medians))
+            if any(len(bar.values) > 1 for bar in made)
+            else None,
+            error_kw={"ecolor": COLOURS["ink"].light, "elinewidth": 0.9, "capsize": 2.5},
+        )
+        for place, bar in enumerate(made):
+            axes.annotate(
+                digits(float(medians[place])) if bar.values else "no result",
+                (float(ends[place].max()), place),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8.5,
+            )
+        if most is not None:
+            axes.axvline(most, color=COLOURS["ink"].light, linestyle=(0, (4, 1.6)), linewidth=1)
+        axes.set_yticks(range(len(made)), [shortened(bar.label) for bar in made])
+        axes.set_ylim(len(made) - 0.4, -0.6)
+        # Room for the figures.
+        axes.set_xlim(0, 1.16 * max(float(ends.max(initial=0.0)), most or 0.0) or 1.0)
+        axes.set(xlabel=unit)
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        return inline(drawing, name=name, label=label)
+
+
+def pass_bars(results: Results, passes: Passes, name: str) -> Markup | None:
+    """GB/s of each pass, a bar for each of those who measured: the mean, and the range."""
+    numbers = sorted(passes.cases)
+    drawn = {
+        line: {
+            number: rates
+            for number in numbers
+            if (rates := durable_rates(results, passes.cases[number], line.by))
+        }
+        for line in passes.panel.lines
+    }
+    width = 0.8 / len(drawn)
+
+    def draw(axes: Any) -> None:
+        for index, (line, found) in enumerate(drawn.items()):
+            shift = (index - (len(drawn) - 1) / 2) * width
+            means = np.array([np.mean(rates) for rates in found.values()])
+            ends = np.array([(min(rates), max(rates)) for rates in found.values()])
+            axes.bar(
+                [numbers.index(number) + shift for number in found],
+                means,
+                width=0.92 * width,
+                color=_colour(line),
+                yerr=np.abs(ends.T - means),
+                error_kw={"ecolor": COLOURS["ink"].light, "elinewidth": 0.8},
+            )
+        axes.set_xticks(range(len(numbers)), [str(number) for number in numbers])
+        axes.set(xlabel="pass", ylabel="GB/s")
+        axes.grid(visible=False, axis="x")
+
+    title = passes.panel.title
+    return _lined(passes.panel, list(drawn), draw, name, f"GB/s of each pass, {title}")

@@ -33,12 +33,7 @@ class Cell(NamedTuple):
 class Table(NamedTuple):
     """Rows by case and by who measured.
 
-    Attributes:
-        title: What it tells.
-        note: How it is meant.
-        columns: Headings.
-        words: Headings of columns that hold words and not figures.
-        rows: Of each case, by who measured.
+    Some columns hold words and not figures.
     """
 
     title: str

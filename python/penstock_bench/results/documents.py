@@ -15,9 +15,7 @@ _NUMBER_MAX = 1e30
 def checked(cls: Any, document: Any) -> dict[str, Any]:
     """The fields of a class that a document has, without what a later release wrote beside them.
 
-    Args:
-        cls: A dataclass whose fields are plain values, others like it, lists and dictionaries.
-        document: What JSON holds in its place.
+    Fields of the class are plain values, others like it, lists and dictionaries.
 
     Raises:
         ValueError: It is no object, lacks a field, or has one of another type. Of numbers only

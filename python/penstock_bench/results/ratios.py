@@ -30,11 +30,8 @@ _SIDES = ("less", "greater")
 class Ratio(NamedTuple):
     """An estimate.
 
-    Attributes:
-        ratio: Of the second to the first.
-        low: Lower end of the interval that it is in.
-        high: Upper end.
-        chance: How likely equal rates are to differ by as much in this direction.
+    It is that of the second to the first, with the ends of its interval, and with the chance
+    that equal rates differ by as much in this direction.
     """
 
     ratio: float
@@ -48,9 +45,6 @@ def of_runs(before: Sequence[float], after: Sequence[float], confidence: float) 
 
     The median of the ratios of every rate of the one to every rate of the other; the chance is that
     of Mann and Whitney (1947).
-
-    Raises:
-        MissingDependencyError: SciPy is not installed.
     """
     stats = _scipy()
     rates = np.log(np.array(after)), np.log(np.array(before))
@@ -66,14 +60,6 @@ def of_rounds(before: Sequence[float], after: Sequence[float], confidence: float
 
     The median of the means of every two ratios, each with itself as well; the chance is that of
     Wilcoxon (1945).
-
-    Args:
-        before: The rate of each round.
-        after: That of the same round of the other.
-        confidence: Of the interval.
-
-    Raises:
-        MissingDependencyError: SciPy is not installed.
     """
     stats = _scipy()
     ratios = np.log(np.array(after) / np.array(before))

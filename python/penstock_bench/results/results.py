@@ -150,11 +150,7 @@ class Measurement:
 class Rates(NamedTuple):
     """Rates of several measurements, GB/s with the sync.
 
-    Attributes:
-        median: Half of them are slower.
-        mean_of_rates: What MLPerf Storage publishes; it flatters whoever is fast now and then.
-        least: The slowest one.
-        most: The fastest one.
+    MLPerf Storage publishes the mean, which flatters whoever is fast now and then.
     """
 
     median: float

@@ -68,12 +68,7 @@ Figure: TypeAlias = "str | Callable[[Any], float | None]"
 class Samples(Generic[S]):
     """All samples of a run, with the machine and the settings that they belong to.
 
-    Attributes:
-        machine: Machine, kernel and versions.
-        disk: File system and device.
-        settings: How the run was asked for.
-        samples: All samples, in the order in which they were measured.
-        extra: Further fields of the JSON file, by name.
+    The extra ones are further fields of the JSON file.
     """
 
     machine: dict[str, Any]
@@ -94,12 +89,7 @@ class Samples(Generic[S]):
         return list(dict.fromkeys(one.row for one in self.samples))
 
     def good(self, row: str, **where: Any) -> list[S]:
-        """The samples of a contender without those that failed.
-
-        Args:
-            row: The contender.
-            where: Values of further fields.
-        """
+        """The samples of a contender without those that failed."""
         return [
             one
             for one in self.samples
@@ -111,10 +101,7 @@ class Samples(Generic[S]):
     def values(self, row: str, figure: Figure = "seconds", **where: Any) -> dict[int, float]:
         """A figure of a contender by round.
 
-        Args:
-            row: The contender.
-            figure: Which one.
-            where: As for `good`.
+        Further arguments as for `good`.
         """
         found = {one.round_index: _figure(one, figure) for one in self.good(row, **where)}
         return {index: value for index, value in found.items() if value is not None}
@@ -128,11 +115,7 @@ class Samples(Generic[S]):
     ) -> Spread | None:
         """How many times the figure of another contender one has, within a round.
 
-        Args:
-            upper: The one.
-            lower: The other; of several the best rate of the round.
-            figure: As for `values`.
-            where: As for `good`.
+        The best rate of the round counts where there are several others.
         """
         below: dict[int, float] = {}
         for row in lower:
@@ -152,9 +135,7 @@ class Samples(Generic[S]):
     def write(self, path: Path, **derived: Any) -> None:
         """Writes everything as JSON.
 
-        Args:
-            path: The file.
-            derived: Statistics of the samples, to stand beside them.
+        Statistics stand beside the samples.
         """
         document = dataclasses.asdict(self)
         document |= document.pop("extra")

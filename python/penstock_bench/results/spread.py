@@ -27,11 +27,7 @@ class Spread(NamedTuple):
         return f"{self.median:{form}} [{self.least:{form}}, {self.most:{form}}]"
 
     def texts(self, show: Callable[[float], str]) -> tuple[str, str]:
-        """The median, and the range in brackets where the rounds differ.
-
-        Args:
-            show: Formats one number.
-        """
+        """The median, and the range in brackets where the rounds differ."""
         middle, *ends = map(show, self[:3])
         return middle, "" if {middle} == {*ends} else f"[{', '.join(ends)}]"
 

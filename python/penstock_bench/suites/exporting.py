@@ -118,24 +118,18 @@ def _assembled(place: Path, nbytes: int) -> float:
 
 def _copied_by_fio(place: Path, nbytes: int) -> float:
     """Reads a file and writes another one, durably, both at once."""
-    shared = [
-        f"--directory={place}",
-        f"--size={nbytes}",
-        "--ioengine=io_uring",
-        "--direct=1",
-        "--bs=1m",
-        "--iodepth=16",
-        "--iomem_align=2m",
-        "--fallocate=native",
-    ]
+    shared = fio.command(
+        name="global", directory=place, size=nbytes, bs="1m", iodepth=16, fallocate="native"
+    )
     source = place / "fio.source"
-    told = ["fio", "--output-format=json", "--name=global", *shared]
     if not source.exists():
-        fio.job([*told, "--name=write", f"--filename={source.name}", "--rw=write", "--end_fsync=1"])
+        fio.job(
+            [*shared, "--name=write", f"--filename={source.name}", "--rw=write", "--end_fsync=1"]
+        )
         quiesce(place)
     reading = ["--name=read", f"--filename={source.name}", "--rw=read"]
     writing = ["--name=write", "--filename=fio.copy", "--rw=write", "--end_fsync=1"]
-    jobs = fio.jobs([*told, *reading, *writing])
+    jobs = fio.jobs([*shared, *reading, *writing])
     (place / "fio.copy").unlink()
     seconds: float = max(one["job_runtime"] for one in jobs) / 1000
     return seconds

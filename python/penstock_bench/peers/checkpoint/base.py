@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from penstock_bench.harness.storage import files_below
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock_bench.workloads.content import Source
+    from penstock_bench.workloads.content import StateSpec
 
 Detail = dict[str, Any]
 """The report of a call.
@@ -25,11 +27,15 @@ class Writer(ABC):
 
     The harness syncs files that `save` wrote and did not sync, within the time. A `load` leaves
     every tensor in memory of its own: tensors that a library maps from the file are copied, within
-    the time.
+    the time. Libraries are imported by the first call, which is not timed.
 
     Attributes:
         synced: What is on stable storage when `save` returns: everything, names of files included;
             the content of files; or nothing for certain.
+        is_flat: Whether it takes tensors alone, in a flat dictionary: under dotted names, tied ones
+            once, plain values left out.
+        fills: Whether `load` fills tensors that it is given.
+        suffix: The end of the name of the rank's file.
 
     Args:
         rank: The number of this one.
@@ -37,18 +43,27 @@ class Writer(ABC):
     """
 
     synced: ClassVar[Literal["everything", "files", "nothing"]] = "nothing"
+    is_flat: ClassVar[bool] = False
+    fills: ClassVar[bool] = False
+    suffix: ClassVar[str] = ""
 
     def __init__(self, rank: int = 0, ranks: int = 1) -> None:
         self.rank = rank
         self.ranks = ranks
 
-    def input(self, source: Source) -> Any:
+    def input(self, source: StateSpec) -> Any:
         """The state in the form that `save` takes; not timed."""
-        return source.nested()
+        return source.flat() if self.is_flat else source.nested()
 
-    def targets(self, source: Source) -> Any:
+    def targets(self, source: StateSpec) -> Any:
         """Tensors for `load` to fill, in memory that was never touched; not timed."""
-        del source
+        if not self.fills:
+            return None
+        return source.flat_targets() if self.is_flat else source.nested_targets()
+
+    def path(self, directory: Path) -> Path:
+        """The file or the directory of this rank."""
+        return directory / f"rank-{self.rank:05}{self.suffix}"
 
     @abstractmethod
     def save(self, directory: Path, state: Any) -> Detail | None:
@@ -60,17 +75,10 @@ class Writer(ABC):
     ) -> tuple[Any, Detail | None]:
         """Loads what this rank saved; returns nested or flat tensors, and what there is to tell."""
 
-    @abstractmethod
     def own_files(self, directory: Path) -> list[Path]:
         """The files that this rank wrote: those of all ranks are all files."""
+        found = sorted(directory.glob(f"rank-{self.rank:05}*"))
+        return [file for one in found for file in (files_below(one) if one.is_dir() else [one])]
 
     def close(self) -> None:  # noqa: B027
         """Ends what outlives a call; not timed."""
-
-
-class FlatWriter(Writer):
-    """A writer that takes tensors alone, in a flat dictionary."""
-
-    def input(self, source: Source) -> Any:
-        """The tensors under dotted names, tied ones once, plain values left out."""
-        return source.flat()

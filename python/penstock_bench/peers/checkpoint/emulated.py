@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock_bench.peers.checkpoint.base import Detail, FlatWriter
+from penstock_bench.peers.checkpoint.base import Detail, Writer
 from penstock_bench.workloads.content import bytes_of
 
 if TYPE_CHECKING:
@@ -24,28 +24,18 @@ if TYPE_CHECKING:
 
     import torch
 
-    from penstock_bench.workloads.content import Source
-
 _MIB = 1 << 20
 _PAGE_BYTES = 4096
 _WRITE_BYTES_MAX = 1 << 30
 """Of one system call, which ends at 2 GiB."""
 
 
-class _Emulated(FlatWriter):
+class _Emulated(Writer):
     """Tensors one after the other in a file of each rank."""
 
-    def path(self, directory: Path) -> Path:
-        """The file of this rank."""
-        return directory / f"rank-{self.rank:05}.bin"
-
-    def targets(self, source: Source) -> Any:
-        """Tensors to fill."""
-        return source.flat_targets()
-
-    def own_files(self, directory: Path) -> list[Path]:
-        """One."""
-        return [self.path(directory)]
+    is_flat = True
+    fills = True
+    suffix = ".bin"
 
 
 class DataStates(_Emulated):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock import _native
@@ -14,16 +14,19 @@ from penstock_bench.peers.checkpoint.base import Detail, Writer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock_bench.workloads.content import Source
+    from penstock_bench.workloads.content import StateSpec
 
 
 class Penstock(Writer):
-    """The defaults: what a user gets."""
+    """The defaults, which a user gets, or other options by name."""
 
     synced = "everything"
-    settings: ClassVar[dict[str, Any]] = {}
 
-    def input(self, source: Source) -> Any:
+    def __init__(self, rank: int = 0, ranks: int = 1, **options: Any) -> None:
+        super().__init__(rank, ranks)
+        self._options = penstock.Options(**options)
+
+    def input(self, source: StateSpec) -> Any:
         """The state; of several ranks, that of each is its own."""
         state = source.nested()
         return penstock.PerRank(state) if self.ranks > 1 else state
@@ -31,7 +34,7 @@ class Penstock(Writer):
     def save(self, directory: Path, state: Any) -> Detail:
         """`penstock.save`."""
         path = directory / "state"
-        report = penstock.save(path, state, options=self._options(), no_dist=self.ranks == 1)
+        report = penstock.save(path, state, options=self._options, no_dist=self.ranks == 1)
         return self._detail(report, path)
 
     def load(self, directory: Path, targets: Any, variant: str | None = None) -> tuple[Any, Detail]:
@@ -45,13 +48,11 @@ class Penstock(Writer):
 
     def _load(self, path: Path, variant: str | None) -> tuple[Any, Detail]:
         reports: list[penstock.reports.LoadReport] = []
-        changes = {"verify": False} if variant == "unverified" else {}
-        options = self._options(**changes)
+        options = self._options
+        if variant == "unverified":
+            options = dataclasses.replace(options, verify=False)
         state = penstock.load(path, options=options, report=reports.append)
         return state, dataclasses.asdict(reports[0])
-
-    def _options(self, **changes: Any) -> penstock.Options:
-        return penstock.Options(**{**self.settings, **changes})
 
     def _detail(self, report: penstock.reports.SaveReport, path: Path) -> Detail:
         return {**dataclasses.asdict(report), "syncs": report.files + self._directory_syncs(path)}
@@ -77,18 +78,15 @@ class Penstock(Writer):
 class PenstockAsync(Penstock):
     """`CheckpointStore.save_async`: copied, then written in the background."""
 
-    def __init__(self, rank: int = 0, ranks: int = 1) -> None:
-        super().__init__(rank, ranks)
-        self._store: penstock.CheckpointStore | None = None
+    _store: penstock.CheckpointStore | None = None
 
     def save(self, directory: Path, state: Any) -> Detail:
         """Saves as a step of the store above the directory, which is named for the step."""
         if self._store is None or self._store.root != str(directory.parent):
             self.close()
             # It keeps the memory that it stages in from save to save.
-            options, is_alone = self._options(), self.ranks == 1
             self._store = penstock.CheckpointStore(
-                directory.parent, options=options, no_dist=is_alone
+                directory.parent, options=self._options, no_dist=self.ranks == 1
             )
         step = _native.parse_step(directory.name)
         if step is None:

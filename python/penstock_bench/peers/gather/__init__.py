@@ -1,15 +1,15 @@
-"""Who gathers rows by id: by name, each imported in its own process."""
+"""Who gathers rows by id, by name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from penstock_bench.peers import entry
+from penstock_bench import peers
 
 
 @dataclass(frozen=True)
-class Entry(entry.Entry):
+class Entry(peers.Entry):
     """A way to gather rows.
 
     Attributes:
@@ -24,20 +24,22 @@ class Entry(entry.Entry):
     waits: bool = False
 
 
-def _entry(module: str, attribute: str, package: str, note: str, **rest: Any) -> Entry:
-    return Entry(f"{__name__}.{module}", attribute, package, note, **rest)
-
-
 def _ours(note: str, **options: Any) -> Entry:
-    return _entry("ours", "Ours", "", note, options=options)
+    return Entry(f"{__name__}.ours", "Ours", "", note, options=options)
 
 
-def _of_torch(module: str, attribute: str, note: str, **rest: Any) -> Entry:
-    return _entry(module, attribute, "torch", note, library_bytes=_TORCH_BYTES, **rest)
+def _library(attribute: str, package: str, note: str, **rest: Any) -> Entry:
+    if package == "torch":
+        rest["library_bytes"] = _TORCH_BYTES
+    return Entry(f"{__name__}.libraries", attribute, package, note, **rest)
 
 
 def _of_files(name: str, attribute: str, package: str, note: str) -> Entry:
-    return _entry(name, attribute, package, note, library=name, has_files=True, waits=True)
+    return _library(attribute, package, note, library=name, has_files=True, waits=True)
+
+
+def _emulated(attribute: str, note: str) -> Entry:
+    return Entry(f"{__name__}.emulated", attribute, "", f"emulated: {note}")
 
 
 OURS, POOL = "penstock", "pread-pool"
@@ -68,25 +70,18 @@ GATHERERS = {
         is_checked=False,
         threads=POOL_THREADS,
     ),
-    RESIDENT: _of_torch("resident", "Resident", "torch.index_select of rows in memory"),
-    REUSED: _of_torch(
-        "resident",
-        "Resident",
-        "the same into memory that is used again",
-        options={"reuses": True},
+    RESIDENT: _library("Resident", "torch", "torch.index_select of rows in memory"),
+    REUSED: _library(
+        "Resident", "torch", "the same into memory that is used again", options={"reuses": True}
     ),
-    "memmap": _entry("mapped", "Memmap", "", "numpy.memmap, one thread", waits=True),
-    "mmap-random": _entry(
-        "mapped", "RandomMapped", "", "mmap with MADV_RANDOM, one thread", waits=True
-    ),
-    "torch-mmap": _of_torch(
-        "mapped", "TorchMapped", "torch.index_select over a mapping", waits=True
-    ),
+    "memmap": _library("Memmap", "", "numpy.memmap, one thread", waits=True),
+    "mmap-random": _library("RandomMapped", "", "mmap with MADV_RANDOM, one thread", waits=True),
+    "torch-mmap": _library("TorchMapped", "torch", "torch.index_select over a mapping", waits=True),
     "lmdb": _of_files("lmdb", "Lmdb", "lmdb", "LMDB, getmulti"),
     "rocksdict": _of_files("rocksdict", "RocksDict", "rocksdict", "RocksDB, multi_get"),
     "lance": _of_files("lance", "Lance", "pylance", "Lance, take"),
-    "graphbolt": _entry("emulated", "GraphBolt", "", "emulated: SIEVE, groups waited for"),
-    "ginex": _entry("emulated", "Ginex", "", "emulated: Belady, 8 preads a core"),
-    "gids": _entry("emulated", "Gids", "", "emulated: 4 KiB lines, window, accumulator"),
+    "graphbolt": _emulated("GraphBolt", "SIEVE, groups waited for"),
+    "ginex": _emulated("Ginex", "Belady, 8 preads a core"),
+    "gids": _emulated("Gids", "4 KiB lines, window, accumulator"),
 }
 """In the order of the first round."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy as np
+
+    _Array = np.ndarray[Any, Any]
 
 KEY = "rows"
 """The name of the table in its checkpoint."""
@@ -51,51 +53,38 @@ class Setting:
         return Path(self.place)
 
 
-class Gatherer(Protocol):
-    """One way to have rows by id."""
+class Gatherer(ABC):
+    """One way to have rows by id; what most of them need not say stands here."""
 
-    def prepare(self, setting: Setting, batches: Sequence[np.ndarray[Any, Any]]) -> None:
+    def prepare(  # noqa: B027 (most need nothing)
+        self, setting: Setting, batches: Sequence[_Array]
+    ) -> None:
         """Makes what it reads from, once, in a process without a limit; not timed."""
 
-    def open(self, setting: Setting, batches: Sequence[np.ndarray[Any, Any]]) -> None:
+    @abstractmethod
+    def open(self, setting: Setting, batches: Sequence[_Array]) -> None:
         """Opens it; not timed. It may look at what will be asked for, if it does not gather it."""
 
-    def gather(self, batches: Sequence[np.ndarray[Any, Any]]) -> Iterator[np.ndarray[Any, Any]]:
+    @abstractmethod
+    def gather(self, batches: Sequence[_Array]) -> Iterator[_Array]:
         """The rows of each batch: int64 of shape (ids, words), until the next one is asked for."""
 
     def counts(self) -> dict[str, int]:
         """Its counters so far, as far as it has them: ``requests``, ``hits``, ``read_rows``."""
+        return {}
 
     def report(self) -> dict[str, Any]:
         """Its final report: ``is_direct``, ``setup``, ``notes``."""
+        return {}
 
 
-class Plain(ABC):
-    """One that needs nothing but a function of a batch: what others inherit."""
-
-    is_direct = False
-
-    def prepare(  # noqa: B027 (most need nothing)
-        self, setting: Setting, batches: Sequence[np.ndarray[Any, Any]]
-    ) -> None:
-        """Nothing."""
+class Plain(Gatherer):
+    """One that needs nothing but a function of a batch."""
 
     @abstractmethod
-    def open(self, setting: Setting, batches: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Opens the table."""
-
-    @abstractmethod
-    def one(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def one(self, ids: _Array) -> _Array:
         """The rows of a batch."""
 
-    def gather(self, batches: Sequence[np.ndarray[Any, Any]]) -> Iterator[np.ndarray[Any, Any]]:
+    def gather(self, batches: Sequence[_Array]) -> Iterator[_Array]:
         """Batch after batch."""
         return map(self.one, batches)
-
-    def counts(self) -> dict[str, int]:
-        """Nothing."""
-        return {}
-
-    def report(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}

@@ -74,13 +74,7 @@ class Call:
 
 
 def planned(batches: Sequence[_Array], policy: Policy, rules: Rules) -> Iterator[Call]:
-    """The calls that serve batches, each of which has an id once.
-
-    Args:
-        batches: Ids of each.
-        policy: What is kept.
-        rules: How it is asked for.
-    """
+    """The calls that serve batches, each of which has an id once."""
     one = _Planned(rules, policy, frozenset())
     for ids in batches:
         one.take(ids)
@@ -92,13 +86,7 @@ def planned(batches: Sequence[_Array], policy: Policy, rules: Rules) -> Iterator
 
 
 class _Planned:
-    """A call that is being planned.
-
-    Attributes:
-        where: As a call has it.
-        lines: Likewise.
-        fresh: Where in memory what this call has read lies, by its key.
-    """
+    """A call that is being planned."""
 
     def __init__(self, rules: Rules, policy: Policy, written: frozenset[int] | tuple[()]) -> None:
         self.where: list[_Array] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +18,7 @@ import numpy as np
 from penstock.features.features import Features
 from penstock.features.sources.source import find
 from penstock.offload import Buffers, TensorIO
-from penstock_bench.peers.gather.base import KEY
+from penstock_bench.peers.gather.base import KEY, Gatherer
 from penstock_bench.peers.gather.calls import Rules, planned
 from penstock_bench.peers.gather.policies import Belady, Policy, RandomAhead, Sieve
 
@@ -34,29 +34,30 @@ LINE_BYTES = 4096
 """The smallest read of all of them: a block of the file system, or of the cache."""
 
 
-class Emulated(ABC):
+class Emulated(Gatherer):
     """One of them: it says what is read together, and how."""
 
     name: ClassVar[str]
     queue_depth: ClassVar[int | None] = None
     """Requests in flight of each core; None for as many as its groups have."""
+    rereads_written: ClassVar[bool] = False
 
-    def prepare(  # noqa: B027 (they need nothing)
-        self, setting: Setting, batches: Sequence[_Array]
-    ) -> None:
-        """Nothing."""
-
-    @abstractmethod
     def rules(self, setting: Setting) -> Rules:
-        """How it asks."""
+        """How it asks: for rows, a block of the file at a time."""
+        return Rules(
+            slots=setting.cache_bytes // setting.row_bytes,
+            line_rows=max(1, LINE_BYTES // setting.row_bytes),
+            rereads_written=self.rereads_written,
+        )
 
     @abstractmethod
     def policy(self, rules: Rules, batches: Sequence[_Array]) -> Policy:
         """Rows that it keeps."""
 
-    @abstractmethod
     def read(self, lines: _Array, into: _Array) -> None:
-        """Reads what a call needs, one request a line."""
+        """Reads what a call needs, one request a line, as many at a time as its queue has."""
+        if len(lines):
+            self._table.gather(lines, into)
 
     def open(self, setting: Setting, batches: Sequence[_Array]) -> None:
         """Plans everything, and opens the table as lines."""
@@ -128,16 +129,9 @@ class GraphBolt(Emulated):
     """
 
     name = "graphbolt"
+    rereads_written = True
     _GROUP = 512
     """Two of 256, sent one after the other and waited for together (`cnumpy.cc`)."""
-
-    def rules(self, setting: Setting) -> Rules:
-        """A SIEVE of rows."""
-        return Rules(
-            slots=setting.cache_bytes // setting.row_bytes,
-            line_rows=max(1, LINE_BYTES // setting.row_bytes),
-            rereads_written=True,
-        )
 
     def policy(self, rules: Rules, batches: Sequence[_Array]) -> Policy:
         """Its best one."""
@@ -166,23 +160,11 @@ class Ginex(Emulated):
     queue_depth = 8
     _SUPERBATCH = 1000
 
-    def rules(self, setting: Setting) -> Rules:
-        """Rows."""
-        return Rules(
-            slots=setting.cache_bytes // setting.row_bytes,
-            line_rows=max(1, LINE_BYTES // setting.row_bytes),
-        )
-
     def policy(self, rules: Rules, batches: Sequence[_Array]) -> Policy:
         """Belady within a superbatch."""
         keys = rules.keys(batches)
         stretch = sum(map(len, batches[: self._SUPERBATCH]))
         return Belady(rules.slots, keys, max(1, stretch))
-
-    def read(self, lines: _Array, into: _Array) -> None:
-        """All of a batch, as many at a time as there are threads."""
-        if len(lines):
-            self._table.gather(lines, into)
 
 
 class Gids(Emulated):
@@ -216,11 +198,6 @@ class Gids(Emulated):
         """A ticket that goes at random, with a window."""
         keys = rules.keys(batches)
         return RandomAhead(rules.slots, keys, window=self._WINDOW * len(keys) // len(batches))
-
-    def read(self, lines: _Array, into: _Array) -> None:
-        """All of them."""
-        if len(lines):
-            self._table.gather(lines, into)
 
 
 def _lines(setting: Setting, line_bytes: int, queue_depth: int | None) -> Features:

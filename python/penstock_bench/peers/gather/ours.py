@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import features
 from penstock.offload import TensorIO
-from penstock_bench.peers.gather.base import KEY
+from penstock_bench.peers.gather.base import KEY, Gatherer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy as np
 
+    _Array = np.ndarray[Any, Any]
+
     from penstock.features import PendingRows
     from penstock.features.cache import Policy
     from penstock_bench.peers.gather.base import Setting
 
 
-class Ours:
+class Ours(Gatherer):
     """The table as it is.
 
     Args:
@@ -48,10 +50,7 @@ class Ours:
         self._gap_bytes = gap_bytes
         self._threads = threads
 
-    def prepare(self, setting: Setting, batches: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Nothing."""
-
-    def open(self, setting: Setting, batches: Sequence[np.ndarray[Any, Any]]) -> None:
+    def open(self, setting: Setting, batches: Sequence[_Array]) -> None:
         """The table, and a cache where there is memory for one."""
         cache = None
         if setting.cache_bytes:
@@ -64,7 +63,7 @@ class Ours:
             io=io,
         )  # fmt: skip
 
-    def gather(self, batches: Sequence[np.ndarray[Any, Any]]) -> Iterator[np.ndarray[Any, Any]]:
+    def gather(self, batches: Sequence[_Array]) -> Iterator[_Array]:
         """Batch after batch, the next ones on their way."""
         if self._window is not None:
             for _, rows in self._table.stream(batches, window=self._window):

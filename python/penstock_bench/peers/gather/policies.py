@@ -6,6 +6,7 @@ They serve as an oracle and plan the reads of others. Slow, and never timed.
 from __future__ import annotations
 
 import heapq
+import random
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -37,79 +38,53 @@ def misses(policy: Policy, keys: Sequence[int]) -> int:
 
 
 class Sieve:
-    """SIEVE (Zhang et al., NSDI 2024), as its paper has it.
-
-    Args:
-        slots: How many.
-    """
+    """SIEVE (Zhang et al., NSDI 2024), as its paper has it."""
 
     def __init__(self, slots: int) -> None:
         self._free = list(range(slots - 1, -1, -1))
         self._slots: dict[int, int] = {}
-        self._keys = [0] * slots
-        self._is_visited = [False] * slots
-        # Neighbours in the queue: the newest is the head, and the hand moves from old to new.
-        self._newer: list[int | None] = [None] * slots
-        self._older: list[int | None] = [None] * slots
-        self._newest: int | None = None
-        self._oldest: int | None = None
-        self._hand: int | None = None
+        self._visited: set[int] = set()
+        # From old to new; None in place of who went, all of them before the hand.
+        self._queue: list[int | None] = []
+        self._hand = 0
 
     def find(self, key: int) -> int | None:
         """The slot of a key, which is visited now."""
         slot = self._slots.get(key)
         if slot is not None:
-            self._is_visited[slot] = True
+            self._visited.add(key)
         return slot
 
     def admit(self, key: int) -> int | None:
         """The next free slot, or that of whom the hand finds first without a visit."""
         slot = self._free.pop() if self._free else self._evicted()
-        if slot is None:
-            return None
-        self._slots[key] = slot
-        self._keys[slot] = key
-        self._is_visited[slot] = False
-        self._older[slot], self._newer[slot] = self._newest, None
-        if self._newest is not None:
-            self._newer[self._newest] = slot
-        self._newest = slot
-        if self._oldest is None:
-            self._oldest = slot
+        if slot is not None:
+            self._slots[key] = slot
+            self._queue.append(key)
         return slot
 
     def _evicted(self) -> int | None:
-        at = self._oldest if self._hand is None else self._hand
-        if at is None:
-            return None
-        while self._is_visited[at]:
-            self._is_visited[at] = False
-            newer = self._newer[at]
-            at = self._oldest if newer is None else newer
-            if at is None:
-                raise AssertionError("a queue with somebody in it has an oldest")
-        older, newer = self._older[at], self._newer[at]
-        self._hand = newer
-        if newer is None:
-            self._newest = older
-        else:
-            self._older[newer] = older
-        if older is None:
-            self._oldest = newer
-        else:
-            self._newer[older] = newer
-        del self._slots[self._keys[at]]
-        return at
+        while self._slots:
+            key = self._queue[self._hand]
+            assert key is not None
+            is_visited = key in self._visited
+            self._visited.discard(key)
+            if not is_visited:
+                self._queue[self._hand] = None
+            self._hand += 1
+            if self._hand == len(self._queue):
+                self._queue = [one for one in self._queue if one is not None]
+                self._hand = 0
+            if not is_visited:
+                return self._slots.pop(key)
+        return None
 
 
 class Belady:
     """Who is needed last goes first, and who would be that himself does not come (Belady, 1966).
 
-    Args:
-        slots: How many.
-        keys: All that will be asked for, in order.
-        stretch: Keys of the trace that are known together: beyond the end of their stretch nobody
-            knows when a key is needed. None for all of them.
+    Keys of a stretch of the trace are known together: beyond its end nobody knows when a key is
+    needed. Without a stretch all are known.
     """
 
     def __init__(self, slots: int, keys: np.ndarray[Any, Any], stretch: int | None = None) -> None:
@@ -162,14 +137,7 @@ class Belady:
 
 
 class RandomAhead:
-    """Anybody goes who is not needed within a window.
-
-    Args:
-        slots: How many.
-        keys: All that will be asked for, in order.
-        window: How many of these are known.
-        seed: Of who goes.
-    """
+    """Anybody goes who is not needed within a window."""
 
     _LOOKS_MAX = 64
 
@@ -182,7 +150,7 @@ class RandomAhead:
         self._next = next_uses(keys).tolist()
         self._needed: list[int] = []
         self._window = window
-        self._chosen = _Chosen(slots, seed)
+        self._random = random.Random(seed)
         self._at = -1
 
     def find(self, key: int) -> int | None:
@@ -202,27 +170,13 @@ class RandomAhead:
             self._needed.append(needed)
             return self._slots[key]
         for _ in range(self._LOOKS_MAX if self._count else 0):
-            slot = self._chosen.next()
+            slot = self._random.randrange(self._count)
             if self._needed[slot] - self._at > self._window:
                 del self._slots[self._keys[slot]]
                 self._slots[key] = slot
                 self._keys[slot], self._needed[slot] = key, needed
                 return slot
         return None
-
-
-class _Chosen:
-    """Numbers at random, drawn by the thousand."""
-
-    def __init__(self, count: int, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._count = count
-        self._drawn: list[int] = []
-
-    def next(self) -> int:
-        if not self._drawn:
-            self._drawn = self._rng.integers(0, self._count, 1 << 16).tolist()
-        return self._drawn.pop()
 
 
 def next_uses(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -33,10 +33,7 @@ _TOY = Model(vocabulary=64, hidden=64, ffn=128, layers=1, heads=1, kv_heads=1)
 class Rank:
     """One process of it.
 
-    Args:
-        plan: What to do; the same for all.
-        team: Who does it together.
-        emit: Called on the first rank, with each measurement and with what is about to be done.
+    The first rank emits each measurement, and what is about to be done.
     """
 
     def __init__(self, plan: Plan, team: Team, emit: Callable[[Measurement | str], None]) -> None:
@@ -46,7 +43,7 @@ class Rank:
         self._emit("making the state")
         self._held = rank_state(plan.model, plan.ranks[team.rank]).held()
         self._writers: dict[str, Writer] = {}
-        self._nbytes = sum(team.gather(self._held.spec.nbytes))
+        self._nbytes = sum(team.gather(self._held.nbytes))
         self._step = 0
 
     def run(self) -> None:

@@ -20,9 +20,7 @@ def writers(results: Results) -> list[str]:
 def rates(results: Results, operation: str) -> dict[str, list[float]]:
     """GB/s of each round, with the sync; of a writer without a result there is nothing.
 
-    Args:
-        results: What was measured.
-        operation: ``"save"`` or ``"load"``.
+    The operation is ``"save"`` or ``"load"``.
     """
     return {
         by: found

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock_bench.peers.checkpoint.base import Detail, Writer
     from penstock_bench.suites.checkpoint.team import Team
-    from penstock_bench.workloads.content import HeldState
+    from penstock_bench.workloads.content import StateSpec
 
 _T = TypeVar("_T")
 
@@ -72,11 +72,7 @@ class Outcome:
 
 
 def together(team: Team, function: Callable[[], _T]) -> _T:
-    """Calls a function on every rank; returns its result here once all have returned.
-
-    Raises:
-        WriterError: It raised on one of them.
-    """
+    """Calls a function on every rank; returns its result here once all have returned."""
     value, problem = None, None
     try:
         value = function()
@@ -89,20 +85,12 @@ def together(team: Team, function: Callable[[], _T]) -> _T:
 
 
 def save(
-    team: Team, writer: Writer, directory: Path, held: HeldState, *, syncs: bool
+    team: Team, writer: Writer, directory: Path, held: StateSpec, *, syncs: bool
 ) -> list[Outcome]:
     """Saves into a fresh directory.
 
-    Args:
-        team: Who saves.
-        writer: How.
-        directory: Where; the first rank makes it.
-        held: The state of this rank.
-        syncs: Whether it ends when all is on stable storage: what the writer does not sync is
-            synced afterwards, and counts.
-
-    Raises:
-        WriterError: A rank failed.
+    If it syncs, it ends when all is on stable storage: what the writer does not sync is synced
+    afterwards, and counts.
     """
 
     def prepare() -> Any:
@@ -122,7 +110,7 @@ def save(
             if syncs and writer.synced == "nothing":
                 sync_files(writer.own_files(directory))
         return Outcome(
-            nbytes=held.spec.nbytes,
+            nbytes=held.nbytes,
             seconds=done_at - started_at,
             durable_seconds=time.monotonic() - started_at,
             cpu_seconds=time.process_time() - cpu,
@@ -150,19 +138,11 @@ def save(
 
 
 def load(
-    team: Team, writer: Writer, directory: Path, held: HeldState, *, verifies: bool
+    team: Team, writer: Writer, directory: Path, held: StateSpec, *, verifies: bool
 ) -> list[Outcome]:
     """Loads what `save` has saved, from files that are not in the page cache.
 
-    Args:
-        team: Who loads.
-        writer: How.
-        directory: Where it is.
-        held: What was saved.
-        verifies: Whether every tensor is compared, after the time.
-
-    Raises:
-        WriterError: A rank failed, or has loaded something else.
+    If it verifies, every tensor is compared, after the time.
     """
 
     def drop() -> tuple[int, int]:
@@ -183,11 +163,11 @@ def load(
         seconds = time.monotonic() - started_at
         cpu_seconds = time.process_time() - cpu
         tensors = dict(flatten(state))
-        problem = held.spec.difference(tensors) if verifies else None
+        problem = held.difference(tensors) if verifies else None
         if problem is not None:
             raise ValueError(problem)
         return Outcome(
-            nbytes=held.spec.nbytes,
+            nbytes=held.nbytes,
             seconds=seconds,
             durable_seconds=seconds,
             cpu_seconds=cpu_seconds,

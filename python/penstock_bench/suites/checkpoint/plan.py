@@ -61,9 +61,7 @@ class Plan:
     def has_room(self, written_bytes: int, nbytes: int) -> bool:
         """Whether a further checkpoint fits into what is to be filled.
 
-        Args:
-            written_bytes: Of tensors, in this pass.
-            nbytes: Of the tensors of a checkpoint.
+        Bytes are those of tensors: of this pass so far, and of a checkpoint.
         """
         fill, needed = self.fill or 0.0, nbytes * FULL_TIMES_BYTES
         if self.fill_bytes is not None:

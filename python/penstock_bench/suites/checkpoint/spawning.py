@@ -1,4 +1,10 @@
-"""Starts the ranks of a benchmark on this machine, hears the first one, and ends them all."""
+"""Starts the ranks of a benchmark on this machine, hears the first one, and ends them all.
+
+A rank is this module as a program. It reads a line of JSON (its number, how many there are, the
+plan); where there are several, the first one prints the port that it listens at, and the others
+read it. The first one also prints what is measured, line by line. When standard input ends, whoever
+started it is gone, and so is it.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +16,15 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock_bench.harness.running import BenchError, interpreter
 from penstock_bench.results.results import Measurement
+from penstock_bench.suites.checkpoint.team import Team, hosted_store, store_at
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -33,14 +42,8 @@ def spawn(plan: Plan) -> Generator[Measurement | str]:
 
     However it ends, no process is left; who breaks off has to close it.
 
-    Args:
-        plan: What to do; its directory is there.
-
     Yields:
         Each measurement, and what is about to be done.
-
-    Raises:
-        BenchError: A process died.
     """
     place, ranks = Path(plan.directory), len(plan.ranks)
     logs = [place / f"log-{rank}" for rank in range(ranks)]
@@ -71,7 +74,7 @@ def spawn(plan: Plan) -> Generator[Measurement | str]:
 def _start(rank: int, log: IO[str]) -> subprocess.Popen[str]:
     # In a session of its own: Ctrl-C is ours to answer, and who ends it ends what it started.
     return subprocess.Popen(
-        interpreter("penstock_bench.suites.checkpoint.rank"),
+        interpreter("penstock_bench.suites.checkpoint.spawning"),
         stdin=subprocess.PIPE,
         stdout=log if rank else subprocess.PIPE,
         stderr=log,
@@ -81,8 +84,7 @@ def _start(rank: int, log: IO[str]) -> subprocess.Popen[str]:
 
 
 def _tell(child: subprocess.Popen[str], what: Any) -> None:
-    if child.stdin is None:
-        raise AssertionError("it has a pipe")
+    assert child.stdin is not None
     # `_messages` notices the end of a process that is gone.
     with contextlib.suppress(BrokenPipeError):
         child.stdin.write(json.dumps(what) + "\n")
@@ -92,8 +94,7 @@ def _tell(child: subprocess.Popen[str], what: Any) -> None:
 def _messages(children: list[subprocess.Popen[str]], logs: list[Path]) -> Iterator[Any]:
     """Yields the lines of the first rank; raises when any rank dies."""
     stream = children[0].stdout
-    if stream is None:
-        raise AssertionError("it has a pipe")
+    assert stream is not None
     pending = b""
     died: list[int] = []
     is_open = True
@@ -146,3 +147,47 @@ def _end(child: subprocess.Popen[str]) -> None:
         if stream is not None:
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
+
+
+def main() -> None:
+    """A rank: does what standard input says."""
+    # Libraries print what they like; the lines that are read are ours alone.
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def say(what: Any) -> None:
+        lines.write(json.dumps(what) + "\n")
+
+    job = json.loads(sys.stdin.readline())
+    team = Team(job["rank"], job["ranks"])
+    store = None
+    if team.ranks > 1:
+        if team.rank:
+            port = json.loads(sys.stdin.readline())["port"]
+            store = store_at("127.0.0.1", port, team.rank, team.ranks)
+        else:
+            store = hosted_store(team.ranks)
+            say({"port": store.port})
+    threading.Thread(target=_watch, daemon=True).start()
+    if store is not None:
+        team.join(store)
+    # Importing it takes PyTorch, and the others are to hear the port first.
+    from penstock_bench.suites.checkpoint.checkpoint import Rank
+    from penstock_bench.suites.checkpoint.plan import Plan
+
+    def emit(what: Measurement | str) -> None:
+        say(what if isinstance(what, str) else dataclasses.asdict(what))
+
+    Rank(Plan.from_json(job["plan"]), team, emit).run()
+    team.leave()
+    say({"done": True})
+
+
+def _watch() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -35,12 +35,7 @@ class LaunchError(PenstockError):
 class Launched:
     """The place of this process among all, as its launcher says.
 
-    Attributes:
-        rank: Its number.
-        ranks: How many there are.
-        ranks_here: How many of them this machine has, 1 where that is not said.
-        address: Where rank 0 listens.
-        port: On which port.
+    Rank 0 listens at the address. Where nobody says how many ranks this machine has, it is 1.
     """
 
     rank: int
@@ -51,14 +46,7 @@ class Launched:
 
 
 def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
-    """This process as torchrun, mpirun or srun started it; None where it is alone.
-
-    Args:
-        environment: Variables; None for those of this process.
-
-    Raises:
-        LaunchError: Nobody says where rank 0 is.
-    """
+    """This process as torchrun, mpirun or srun started it; None where it is alone."""
     given = os.environ if environment is None else environment
     found = placement(given)
     if found is None:
@@ -79,17 +67,13 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
 
 
 class Team:
-    """The processes of a benchmark, of which this is one; alone it needs nobody.
-
-    Args:
-        rank: The number of this one.
-        ranks: How many there are.
-    """
+    """The processes of a benchmark, of which this is one; alone it needs nobody."""
 
     def __init__(self, rank: int = 0, ranks: int = 1) -> None:
         self.rank = rank
         self.ranks = ranks
         self._store: Any = None
+        self._dist: Any = None
         self._group: Any = None
         self._groups_made = 0
         self._has_one_clock = True
@@ -102,11 +86,8 @@ class Team:
     def join(self, store: Any) -> None:
         """Brings all together: `torch.distributed` for the writers, and a group of our own.
 
-        With a group of its own, a writer that fails on some ranks only does not mix up what is
-        said about it.
-
-        Args:
-            store: A `torch.distributed.TCPStore` that all have.
+        With a group of its own, a writer that fails on some ranks only does not mix up what
+        is said about it. All have the store, a `torch.distributed.TCPStore`.
         """
         self._store = store
         self._make_groups()
@@ -116,65 +97,54 @@ class Team:
     def renew(self) -> None:
         """Makes the groups anew, on all ranks: when one has failed, they are out of step."""
         if self._group is not None:
-            import torch.distributed as dist
-
-            dist.destroy_process_group()
+            self._dist.destroy_process_group()
             self._make_groups()
 
     def _make_groups(self) -> None:
-        import torch.distributed as dist
+        from torch import distributed
 
+        self._dist = distributed
         self._groups_made += 1
-        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-        store = PrefixStore(f"groups-{self._groups_made}", self._store)
+        store = self._dist.PrefixStore(f"groups-{self._groups_made}", self._store)
         with _explained():
-            dist.init_process_group(
+            self._dist.init_process_group(
                 "gloo",
                 store=store,
                 rank=self.rank,
                 world_size=self.ranks,
                 timeout=_WRITERS_TIMEOUT,
             )
-            self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+            self._group = self._dist.new_group(backend="gloo", timeout=_TIMEOUT)
 
     def leave(self) -> None:
         """Ends it, where there is an end in order."""
         if self._group is not None:
-            import torch.distributed as dist
-
             self.meet()
-            dist.destroy_process_group()
+            self._dist.destroy_process_group()
             self._group = None
 
     def meet(self) -> None:
         """Waits for all."""
         if self._group is not None:
-            import torch.distributed as dist
-
             with _explained():
-                dist.barrier(self._group)
+                self._dist.barrier(self._group)
 
     def gather(self, value: Any) -> list[Any]:
         """Gathers a value of each rank on all ranks, by rank."""
         if self._group is None:
             return [value]
-        import torch.distributed as dist
-
         found: list[Any] = [None] * self.ranks
         with _explained():
-            dist.all_gather_object(found, value, group=self._group)
+            self._dist.all_gather_object(found, value, group=self._group)
         return found
 
     def share(self, value: Any) -> Any:
         """Broadcasts the value of the first rank; those of the others are ignored."""
         if self._group is None:
             return value
-        import torch.distributed as dist
-
         shared = [value]
         with _explained():
-            dist.broadcast_object_list(shared, src=0, group=self._group)
+            self._dist.broadcast_object_list(shared, src=0, group=self._group)
         return shared[0]
 
     def begin(self) -> float:

@@ -10,7 +10,6 @@ it takes longer than the median of steps without a save.
 from __future__ import annotations
 
 import shutil
-import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import torch
 from accelerate import Accelerator
 
 from penstock.integrations.accelerate import attach
-from penstock_bench.suites.frameworks.waits import WAIT, Found, by_turns, command
+from penstock_bench.suites.frameworks.waits import WAIT, Found, by_turns, command, stall
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,16 +57,12 @@ class Run:
 
     def stall(self, directory: Path) -> float:
         """Seconds that training waits for one save."""
-        usual = statistics.median(self.step() for _ in range(3))
-        began = time.perf_counter()
-        self.accelerator.save_state(str(directory))
-        called = time.perf_counter() - began
-        stall = called + max(self.step() - usual, 0)
+        seconds = stall(self.step, lambda: self.accelerator.save_state(str(directory)))
         # A save must not run on during the next one.
         while self.is_ours and not (directory / "manifest.json").exists():
             time.sleep(0.01)
         shutil.rmtree(directory)
-        return stall
+        return seconds
 
 
 @command("accelerate", rounds_usual=5)

@@ -9,9 +9,9 @@ without a save.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
-import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ import torch
 
 from penstock.integrations.deepspeed.checkpoint_engine import attach
 from penstock_bench.harness.process import launch_alone
-from penstock_bench.suites.frameworks.waits import WAIT, Found, by_turns, command
+from penstock_bench.suites.frameworks.waits import WAIT, Found, by_turns, command, stall
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,16 +65,13 @@ class Run:
 
     def stall(self, directory: Path) -> float:
         """Seconds that training waits for one save."""
-        usual = statistics.median(self.step() for _ in range(3))
-        began = time.perf_counter()
-        self.engine.save_checkpoint(str(directory), tag="tag")
-        called = time.perf_counter() - began
-        stall = called + max(self.step() - usual, 0)
+        save = functools.partial(self.engine.save_checkpoint, str(directory), tag="tag")
+        seconds = stall(self.step, save)
         if self.is_ours:
             # A save must not run on during the next one; one that failed raises here.
             self.engine.checkpoint_engine.wait()
         shutil.rmtree(directory)
-        return stall
+        return seconds
 
 
 @command("deepspeed", rounds_usual=5)

@@ -15,7 +15,7 @@ import importlib
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 import jax
@@ -26,6 +26,7 @@ from penstock.integrations.jax import Checkpoints
 from penstock_bench.suites.frameworks.waits import WAIT, Found, by_turns, command
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 GB = 10**9
@@ -49,73 +50,6 @@ def _advance(state: Any) -> Any:
 advance = jax.jit(_advance, donate_argnums=0)
 
 
-class Saver(Protocol):
-    """Who saves in the background, and keeps one step."""
-
-    name: str
-
-    def save(self, step: int, state: Any) -> None:
-        """Begins a save."""
-
-    def wait(self) -> None:
-        """Waits for it."""
-
-    def close(self) -> None:
-        """Ends it."""
-
-
-class Ours:
-    """Penstock's plug-in.
-
-    Args:
-        root: Where to.
-        copy: Whether arrays are copied at the call.
-    """
-
-    def __init__(self, root: str, *, copy: bool) -> None:
-        self.name = "penstock, copy" if copy else "penstock"
-        self._copy = copy
-        self._checkpoints = Checkpoints(root, keep_last=1)
-
-    def save(self, step: int, state: Any) -> None:
-        """Begins a save in the background."""
-        self._checkpoints.save_async(step, state, copy=self._copy)
-
-    def wait(self) -> None:
-        """Waits for it."""
-        self._checkpoints.wait()
-
-    def close(self) -> None:
-        """Gives its memory back."""
-        self._checkpoints.close()
-
-
-class Orbax:
-    """Orbax's manager, as its documentation has it."""
-
-    name = "orbax"
-
-    def __init__(self, root: str) -> None:
-        # It is no dependency of this repository.
-        self._orbax: Any = importlib.import_module("orbax.checkpoint")
-        options = self._orbax.CheckpointManagerOptions(
-            max_to_keep=1, enable_async_checkpointing=True
-        )
-        self._manager = self._orbax.CheckpointManager(root, options=options)
-
-    def save(self, step: int, state: Any) -> None:
-        """Begins a save in the background."""
-        self._manager.save(step, args=self._orbax.args.StandardSave(state))
-
-    def wait(self) -> None:
-        """Waits for it."""
-        self._manager.wait_until_finished()
-
-    def close(self) -> None:
-        """Ends its threads."""
-        self._manager.close()
-
-
 def _stepped(state: Any) -> tuple[float, Any]:
     """A step, and its seconds."""
     began = time.perf_counter()
@@ -129,28 +63,39 @@ def main(place: Path, rounds: int, gigabytes: float) -> tuple[str, Found]:
     """Save a state of JAX in the background while training goes on, with Penstock and Orbax."""
     logging.disable(logging.WARNING)
     state = _ready(advance(state_of(int(gigabytes * GB))))
-    every: list[Saver] = [
-        Ours(os.path.join(place, "penstock"), copy=False),
-        Ours(os.path.join(place, "copied"), copy=True),
-        Orbax(os.path.join(place, "orbax")),
-    ]
-    savers = {saver.name: saver for saver in every}
+    ours = {
+        "penstock": Checkpoints(os.path.join(place, "penstock"), keep_last=1),
+        "penstock, copy": Checkpoints(os.path.join(place, "copied"), keep_last=1),
+    }
+    # It is no dependency of this repository.
+    orbax: Any = importlib.import_module("orbax.checkpoint")
+    options = orbax.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=True)
+    theirs = orbax.CheckpointManager(os.path.join(place, "orbax"), options=options)
+
+    def save(name: str, step: int) -> Callable[[], object]:
+        """Begins a save in the background; returns what waits for it."""
+        if name == "orbax":
+            theirs.save(step, args=orbax.args.StandardSave(state))
+            wait: Callable[[], object] = theirs.wait_until_finished
+            return wait
+        ours[name].save_async(step, state, copy=name != "penstock")
+        return ours[name].wait
 
     def measured(name: str, number: int) -> dict[str, float]:
         """Seconds of the call, and of the longer step after it; until the save is durable."""
         nonlocal state
         alone, state = _stepped(state)
         began = time.perf_counter()
-        savers[name].save(number, state)
+        wait = save(name, number)
         call = time.perf_counter() - began
         step, state = _stepped(state)
-        savers[name].wait()
+        wait()
         whole = time.perf_counter() - began
         figures = {"call": call, "step": step, "alone": alone, "whole": whole}
         return {WAIT: call + step - alone, **figures}
 
-    found = by_turns(list(savers), rounds, measured)
-    for saver in every:
+    found = by_turns([*ours, "orbax"], rounds, measured)
+    for saver in (*ours.values(), theirs):
         saver.close()
     return f"{gigabytes:g} GB", found
 

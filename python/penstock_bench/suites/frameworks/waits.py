@@ -6,7 +6,9 @@ The benchmark of a framework names the ways to save and measures one save of one
 from __future__ import annotations
 
 import functools
+import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +37,8 @@ def by_turns(
 ) -> Found:
     """Saves once a round in every way, each round in another order.
 
-    Args:
-        ways: Who saves.
-        rounds: How many rounds count. One more comes before them and fills the caches and the
-            memory that later ones find.
-        save: Saves in a way, in a round, and returns its figures.
+    One more round comes before those that count, and fills the caches and the memory that later
+    ones find. The function saves in a way, in a round, and returns its figures.
     """
     found: Found = {way: [] for way in ways}
     for number in range(rounds + 1):
@@ -50,16 +49,22 @@ def by_turns(
     return found
 
 
+def stall(step: Callable[[], float], save: Callable[[], object]) -> float:
+    """Seconds of a save's call, and what the step behind it takes longer than others."""
+    usual = statistics.median(step() for _ in range(3))
+    began = time.perf_counter()
+    save()
+    called = time.perf_counter() - began
+    return called + max(step() - usual, 0)
+
+
 def command(
     *own: str, rounds_usual: int = 7
 ) -> Callable[[Callable[..., tuple[str, Found]]], click.Command]:
     """Makes a command of a function that measures in a directory, for a number of rounds.
 
-    The function returns a title and its figures, of which `WAIT` is one.
-
-    Args:
-        own: The framework's own ways to save, which others are compared with.
-        rounds_usual: Rounds unless ``--rounds`` says otherwise.
+    The function returns a title and its figures, of which `WAIT` is one. The waits are compared
+    with those of the framework's own ways.
     """
 
     def make(measure: Callable[..., tuple[str, Found]]) -> click.Command:

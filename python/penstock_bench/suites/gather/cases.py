@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock_bench.peers.gather import (
-    CALLS,
-    EXACT,
-    FORESEEING,
-    OURS,
-    POOL,
-    RESIDENT,
-    REUSED,
-    SCAN,
-    UNCHECKED,
-)
+from penstock_bench.peers import gather as peers
 from penstock_bench.workloads.traces import Law, Trace
 
 if TYPE_CHECKING:
@@ -41,21 +31,9 @@ EMULATED = ("graphbolt", "ginex", "gids")
 class Plan:
     """The measurements to make.
 
-    Attributes:
-        work: A directory of this run.
-        rows: Of the table.
-        row_bytes: Of a row.
-        cases: Names of `CASES`.
-        names: Who gathers, of `GATHERERS`; None for those that each case is for.
-        rounds: How often each does.
-        batches: Of a trace.
-        batch_rows: Ids of a batch.
-        cache_bytes: Memory for rows that are kept, where some are.
-        limit_bytes: Memory of each process.
-        law: How likely rows are, where caches serve them.
-        recurring: The part of a batch that are seeds.
-        seconds_max: For who waits for one row after the other.
-        timeout_seconds: For one process.
+    Names are those of `GATHERERS`, or None for those that each case is for. The law and the
+    recurring part of a batch, its seeds, are those of traces that caches serve; who waits for
+    one row after the other has only some seconds.
     """
 
     work: Path
@@ -76,12 +54,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSize:
-    """A table.
-
-    Attributes:
-        rows: How many.
-        row_bytes: Of one.
-    """
+    """A table."""
 
     rows: int
     row_bytes: int
@@ -126,11 +99,7 @@ class Case:
         return Trace(law="uniform", rows=rows, batches=batches, batch_rows=batch_rows)
 
     def ids(self, plan: Plan) -> np.ndarray[Any, Any]:
-        """The same as ids, a batch a row; a warm case asks again and again.
-
-        Raises:
-            ValueError: The table has too few rows.
-        """
+        """The same as ids, a batch a row; a warm case asks again and again."""
         found = self.trace(plan).ids()
         times = -(-_HOT_TIMES * plan.batches // len(found)) if self.is_warm else 1
         return np.tile(found, (times, 1))
@@ -179,19 +148,19 @@ CASES = {
         Case(
             name=COLD,
             note="each row once, in large batches",
-            names=(OURS, EXACT, POOL),
+            names=(peers.OURS, peers.EXACT, peers.POOL),
             fio="random",
         ),
         Case(
             name=BATCHES,
             note="each row once",
-            names=(OURS, EXACT, UNCHECKED, "penstock-async", POOL, *PEERS),
+            names=(peers.OURS, peers.EXACT, peers.UNCHECKED, "penstock-async", peers.POOL, *PEERS),
             fio="random",
         ),
         Case(
             name=DENSE,
             note=f"{DENSE_PART:.0%} of rows of {DENSE_ROW_BYTES} bytes, at once",
-            names=(OURS, EXACT, SCAN),
+            names=(peers.OURS, peers.EXACT, peers.SCAN),
             table="dense",
             fio="scan",
         ),
@@ -199,10 +168,10 @@ CASES = {
             name=CACHED,
             note="likely rows lie anywhere",
             names=(
-                OURS,
+                peers.OURS,
                 "penstock-0",
                 "penstock-64",
-                FORESEEING,
+                peers.FORESEEING,
                 *EMULATED,
             ),
             is_cached=True,
@@ -210,13 +179,13 @@ CASES = {
         Case(
             name=ORDERED,
             note="likely rows lie in front",
-            names=(OURS, "penstock-0", FORESEEING, *EMULATED),
+            names=(peers.OURS, "penstock-0", peers.FORESEEING, *EMULATED),
             is_cached=True,
         ),
         Case(
             name=HITS,
             note="all rows are in memory",
-            names=(OURS, CALLS, RESIDENT, REUSED),
+            names=(peers.OURS, peers.CALLS, peers.RESIDENT, peers.REUSED),
             is_cached=True,
             is_warm=True,
         ),

@@ -44,13 +44,7 @@ _COUNTED_MIN = 0.99
 
 @dataclass(slots=True)
 class Gather:
-    """A run of it.
-
-    Args:
-        plan: What to measure.
-        results: Where it goes.
-        progress: Called with what is about to be done.
-    """
+    """A run of it."""
 
     plan: Plan
     results: Results

@@ -145,10 +145,7 @@ def miss_curves(results: Results) -> dict[str, dict[float, float]]:
 class Comparison(NamedTuple):
     """A figure of ours beside another one.
 
-    Attributes:
-        case: Where.
-        words: What by what.
-        found: The ratio, round by round; of caches, over their sizes.
+    The ratio is round by round; of caches, over their sizes.
     """
 
     case: str

@@ -17,14 +17,7 @@ _LOOK_SECONDS = 0.7
 
 
 class Region(NamedTuple):
-    """A part of a file, in blocks.
-
-    Attributes:
-        file: Which.
-        offset: Where it begins.
-        nbytes: How long it is.
-        block_bytes: What is read of it at a time.
-    """
+    """A part of a file, in blocks."""
 
     file: Path
     offset: int
@@ -36,12 +29,7 @@ class Region(NamedTuple):
 class Load:
     """How fio reads.
 
-    Attributes:
-        engine: One of its own.
-        jobs: How many at a time.
-        depth: Requests in flight of each.
-        block_bytes: Of a request.
-        is_random: Whether in any order, each block once; else in order.
+    Random reads are of each block once, in any order.
     """
 
     engine: str
@@ -69,15 +57,12 @@ def best(region: Region) -> Load:
     """The load with which random reads are fastest.
 
     Of blocks as long as a row, where the device has such; else of 4 KiB.
-
-    Raises:
-        FioError: fio is missing, or failed.
     """
     block_bytes = region.block_bytes
     if block_bytes % _SECTOR_BYTES or not _reads(region, block_bytes):
         block_bytes = -(-block_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
     rates = {
-        load: _measured(region, load, seconds=_LOOK_SECONDS).requests_per_second
+        load: measured(region, load, seconds=_LOOK_SECONDS).requests_per_second
         for load in (
             Load("io_uring", jobs, depth, block_bytes) for jobs in _JOBS for depth in _DEPTHS
         )
@@ -88,53 +73,34 @@ def best(region: Region) -> Load:
 def _reads(region: Region, block_bytes: int) -> bool:
     """Whether blocks of a length can be read past the page cache."""
     try:
-        _measured(region, Load("psync", 1, 1, block_bytes), rows=64)
+        measured(region, Load("psync", 1, 1, block_bytes), 64)
     except FioError:
         return False
     return True
 
 
-def measured(region: Region, load: Load, rows: int | None) -> Measurement:
-    """A measurement without a case.
-
-    Args:
-        region: What to read.
-        load: How.
-        rows: How many blocks; None for all of them.
-
-    Raises:
-        FioError: fio is missing, or failed.
-    """
-    return _measured(region, load, rows=rows)
-
-
-def _measured(
-    region: Region, load: Load, *, rows: int | None = None, seconds: float | None = None
+def measured(
+    region: Region, load: Load, rows: int | None = None, *, seconds: float | None = None
 ) -> Measurement:
-    command = [
-        "fio",
-        "--name=bench",
-        f"--filename={region.file}",
-        "--readonly",
-        f"--offset={region.offset}",
-        f"--size={region.nbytes}",
-        f"--rw={'randread' if load.is_random else 'read'}",
-        "--direct=1",
-        f"--ioengine={load.engine}",
-        f"--bs={load.block_bytes}",
-        f"--iodepth={load.depth}",
-        f"--numjobs={load.jobs}",
-        "--thread",
-        "--group_reporting",
-        "--iomem_align=2m",
+    """A measurement without a case: of some blocks, for a time, or of all once."""
+    command = fio.command(
+        filename=region.file,
+        readonly=True,
+        offset=region.offset,
+        size=region.nbytes,
+        rw="randread" if load.is_random else "read",
+        ioengine=load.engine,
+        bs=load.block_bytes,
+        iodepth=load.depth,
+        numjobs=load.jobs,
+        thread=True,
+        group_reporting=True,
         # Each job with other blocks, each time with others.
-        "--randrepeat=0",
-        "--output-format=json",
-    ]
-    if rows is not None:
-        command.append(f"--io_size={max(1, rows // load.jobs) * load.block_bytes}")
-    if seconds is not None:
-        command += ["--time_based=1", f"--runtime={round(seconds * 1000)}ms"]
+        randrepeat=0,
+        io_size=rows and max(1, rows // load.jobs) * load.block_bytes,
+        time_based=seconds and 1,
+        runtime=seconds and f"{round(seconds * 1000)}ms",
+    )
     told = fio.job(command)
     side = told["read"]
     if not side["runtime"]:

@@ -18,7 +18,13 @@ import torch
 from penstock.common.machine import gpus
 from penstock_bench.harness import machine
 from penstock_bench.harness.machine import workplace
-from penstock_bench.harness.options import QUICK_ROUNDS, ROOT, common, output_directory
+from penstock_bench.harness.options import (
+    QUICK_ROUNDS,
+    ROOT,
+    common,
+    names_option,
+    output_directory,
+)
 from penstock_bench.harness.suite import Steps
 from penstock_bench.suites.gpu import asking, link, loading, promises, saving
 from penstock_bench.suites.gpu.accelerators import NoGpuError, accelerator
@@ -65,18 +71,8 @@ _PARTS_OF_GPU, _PARTS_OF_MEMORY, _PARTS_OF_PLACE = 3, 8, 3
 """A state, one that is loaded, and what PyTorch keeps; copies; checkpoints side by side."""
 
 
-def _groups(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
-    chosen = tuple(GROUPS) if value is None else tuple(value.split(","))
-    unknown = [name for name in chosen if name not in GROUPS]
-    if unknown:
-        raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(GROUPS)}")
-    return chosen
-
-
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--only", "groups", callback=_groups, metavar="LIST", help=f"Some of {', '.join(GROUPS)}."
-)
+@names_option("--only", "groups", tuple(GROUPS), "Groups, separated by commas")
 @common
 @click.option("--memory", type=click.Path(path_type=Path), default="/dev/shm", help="A tmpfs.")
 @click.option("--minutes", type=click.FloatRange(min=0.1), default=20.0, show_default=True)

@@ -8,7 +8,7 @@ import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,82 +29,46 @@ class NoGpuError(Exception):
     """There is no GPU to measure on; the text says what there is."""
 
 
-class Accelerator(Protocol):
-    """Where tensors are."""
-
-    is_stand_in: bool
-
-    def put(self, host: torch.Tensor) -> Any:
-        """A tensor with the content of one of the host."""
-
-    def empty(self, items: int) -> Any:
-        """A tensor of so many numbers of four bytes."""
-
-    def full(self, items: int, value: float) -> Any:
-        """A tensor of so many numbers of four bytes, all the same."""
-
-    def is_full(self, tensor: Any, items: int, value: float) -> bool:
-        """Whether it is such a one."""
-
-    def fill(self, tensor: Any, value: float) -> None:
-        """Queues that all items become a value, which PyTorch counts as a change."""
-
-    def read(self, tensor: Any) -> torch.Tensor:
-        """The content, on the host."""
-
-    def synchronize(self) -> None:
-        """Waits for everything that is queued."""
-
-    def release(self) -> None:
-        """Returns PyTorch's cached memory to the device, for other processes."""
-
-    def capture(self) -> None:
-        """Captures a graph.
-
-        Raises:
-            RuntimeError: The capture was voided.
-        """
-
-
-class Cuda:
-    """The first GPU of PyTorch."""
+class Accelerator:
+    """The first GPU of PyTorch. Tensors that it makes have numbers of four bytes."""
 
     is_stand_in = False
 
-    def put(self, host: torch.Tensor) -> torch.Tensor:
-        """See `Accelerator`."""
+    def put(self, host: torch.Tensor) -> Any:
+        """A tensor with the content of one of the host."""
         return host.to("cuda:0")
 
-    def empty(self, items: int) -> torch.Tensor:
-        """See `Accelerator`."""
-        return torch.empty(items, device="cuda:0")
-
-    def full(self, items: int, value: float) -> torch.Tensor:
-        """See `Accelerator`."""
+    def full(self, items: int, value: float) -> Any:
+        """A tensor of so many numbers, all the same."""
         return torch.full((items,), value, device="cuda:0")
 
-    def is_full(self, tensor: torch.Tensor, items: int, value: float) -> bool:
-        """See `Accelerator`."""
+    def empty(self, items: int) -> Any:
+        """A tensor of so many numbers."""
+        return torch.empty(items, device="cuda:0")
+
+    def is_full(self, tensor: Any, items: int, value: float) -> bool:
+        """Whether it is a tensor of so many numbers, all the same."""
         return tensor.is_cuda and tensor.shape == (items,) and bool((tensor == value).all())
 
-    def fill(self, tensor: torch.Tensor, value: float) -> None:
-        """See `Accelerator`."""
+    def fill(self, tensor: Any, value: float) -> None:
+        """Queues that all items become a value, which PyTorch counts as a change."""
         tensor.fill_(value)
 
-    def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `Accelerator`."""
-        return tensor.cpu()
+    def read(self, tensor: Any) -> torch.Tensor:
+        """The content, on the host."""
+        host: torch.Tensor = tensor.cpu()
+        return host
 
     def synchronize(self) -> None:
-        """See `Accelerator`."""
+        """Waits for everything that is queued."""
         torch.cuda.synchronize()
 
     def release(self) -> None:
-        """See `Accelerator`."""
+        """Returns PyTorch's cached memory to the device, for other processes."""
         torch.cuda.empty_cache()
 
     def capture(self) -> None:
-        """See `Accelerator`."""
+        """Captures a graph."""
         values = torch.ones(1024, device="cuda:0")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -114,7 +78,7 @@ class Cuda:
             raise RuntimeError("the graph does something else than it was captured for")
 
 
-class StandIn:
+class _StandIn(Accelerator):
     """A device of the driver for tests, by tensors that pass for those of a GPU."""
 
     is_stand_in = True
@@ -123,39 +87,33 @@ class StandIn:
         self._gpu = gpu
 
     def put(self, host: torch.Tensor) -> Any:
-        """See `Accelerator`."""
         return self._gpu.put(host.clone())
 
-    def empty(self, items: int) -> Any:
-        """See `Accelerator`."""
-        return self._gpu.put(torch.empty(items))
-
     def full(self, items: int, value: float) -> Any:
-        """See `Accelerator`."""
         return self._gpu.put(torch.full((items,), value))
 
+    def empty(self, items: int) -> Any:
+        return self._gpu.put(torch.empty(items))
+
     def is_full(self, tensor: Any, items: int, value: float) -> bool:
-        """See `Accelerator`."""
         return tensor.shape == (items,) and bool((self.read(tensor) == value).all())
 
     def fill(self, tensor: Any, value: float) -> None:
-        """See `Accelerator`."""
         self._gpu.change(tensor, torch.full(tensor.shape, value, dtype=tensor.dtype))
 
     def read(self, tensor: Any) -> torch.Tensor:
-        """See `Accelerator`."""
         read: torch.Tensor = self._gpu.read(tensor)
         return read
 
     def synchronize(self) -> None:
-        """See `Accelerator`; what changes came from is let go of."""
+        """Also lets go of tensors that changes came from."""
         self._gpu.forget()
 
     def release(self) -> None:
-        """See `Accelerator`: nothing is kept."""
+        """Nothing is kept."""
 
     def capture(self) -> None:
-        """See `Accelerator`: the stream of a training alone."""
+        """The stream of a training alone."""
         try:
             with self._gpu.capturing():
                 pass
@@ -180,16 +138,16 @@ def accelerator() -> Iterator[Accelerator]:
         return
     if not torch.cuda.is_available():
         raise NoGpuError(f"PyTorch {torch.__version__} sees none (torch.cuda.is_available())")
-    yield Cuda()
+    yield Accelerator()
 
 
 @contextmanager
-def _stand_in(driver: Path) -> Iterator[StandIn]:
+def _stand_in(driver: Path) -> Iterator[_StandIn]:
     sys.path.append(str(ROOT / "tests" / "python"))
     tests = importlib.import_module("gpu")
     tests.DRIVER = driver  # type: ignore[attr-defined]
     with tests.taken_for_real() as made:
-        yield StandIn(made)
+        yield _StandIn(made)
 
 
 def shapes(nbytes: int) -> list[tuple[str, int]]:

@@ -90,7 +90,7 @@ def _on_disk(run: Run, rows: int) -> Path:
     return path
 
 
-def _gathered(run: Run, opened: features.Features, ids: Any, out: Any) -> None:
+def _gathered(run: Run, opened: Any, ids: Any, out: Any) -> None:
     opened.gather(ids, out=out)
     run.device.synchronize()
 
@@ -123,18 +123,13 @@ def _reads(run: Run) -> None:
             asked = run.device.put(torch.from_numpy(ids))
             run.device.synchronize()
             by_processor = seconds_of(partial(opened.gather, ids, out=memory))
-            by_gpu = seconds_of(partial(_asked, run, served, asked, out))
+            by_gpu = seconds_of(partial(_gathered, run, served, asked, out))
             served.check()
             _check(memory, ids)
             _check(run.device.read(out).numpy(), ids)
             run.results.add("ring_reads", by_processor / by_gpu)
             run.results.figure("reads of 4 KiB by the processor, 1/s", batch / by_processor)
             run.results.figure("reads of 4 KiB that the GPU asks for, 1/s", batch / by_gpu)
-
-
-def _asked(run: Run, served: features.DeviceFeatures, ids: Any, out: Any) -> None:
-    served.gather(ids, out=out)
-    run.device.synchronize()
 
 
 def _check(found: np.ndarray[Any, Any], ids: np.ndarray[Any, Any]) -> None:

@@ -1,18 +1,17 @@
-"""One load in a process of its own: ``python -m penstock_bench.suites.gpu.loader WHO PATH NBYTES``.
+"""One load in a process of its own: ``python -m penstock_bench.suites.gpu.loader``.
 
-It loads something small first, which is not timed, and prints its seconds as JSON on the last line.
+It reads a job as JSON, loads something small, which is not timed, and prints its seconds as JSON.
 Memory of the GPU is allocated within the time, by everybody.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock_bench.harness.child import answer, read_job
 from penstock_bench.suites.gpu import accelerators
 
 if TYPE_CHECKING:
@@ -96,8 +95,9 @@ _KVIKIO = {
 
 
 def main() -> None:
-    """Does what the command line says."""
-    who, path, nbytes, checks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+    """Does what standard input says."""
+    job = read_job()
+    who, path, nbytes = job["who"], Path(job["path"]), job["nbytes"]
     if who in _ENVIRONMENT:
         os.environ |= {**_KVIKIO, **_ENVIRONMENT[who]}
     with accelerators.accelerator() as device:
@@ -108,10 +108,9 @@ def main() -> None:
         loaded = load(device, path, nbytes)
         device.synchronize()
         found: dict[str, Any] = {"seconds": time.perf_counter() - begun}
-        if checks and loaded:
+        if job["checks"] and loaded:
             found["wrong"] = accelerators.wrong(device, loaded, nbytes)
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
-    sys.stdout.flush()
+    answer(found)
     # Libraries need not clean up.
     os._exit(0)
 

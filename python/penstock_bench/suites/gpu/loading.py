@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import penstock
 from penstock_bench.harness import storage
 from penstock_bench.harness.fio import FioError
-from penstock_bench.harness.options import ROOT
-from penstock_bench.harness.running import rotated
+from penstock_bench.harness.running import rotated, run_module
 from penstock_bench.harness.storage import files_below
 from penstock_bench.suites.gpu import accelerators
 from penstock_bench.suites.gpu.loader import SMALL_BYTES, small
@@ -36,6 +32,7 @@ _PACKAGES = {
     "kvikio": "kvikio",
     "cufile": "kvikio",
 }
+_LOADER = "penstock_bench.suites.gpu.loader"
 _SECONDS_MAX = 90.0
 _PART_BYTES = 16 << 20
 
@@ -140,11 +137,7 @@ class _Loads:
                     _read_twice(Path(file))
 
     def round(self, number: int, fio_reads: Callable[[], float] | None = None) -> dict[str, float]:
-        """Seconds of everybody once.
-
-        Raises:
-            RuntimeError: Ours failed.
-        """
+        """Seconds of everybody once."""
         seconds: dict[str, float] = {}
         whos = [*self._paths, *(["fio"] if fio_reads is not None else [])]
         for who in rotated(whos, number):
@@ -162,7 +155,9 @@ class _Loads:
     def _load(self, who: str, *, checks: bool) -> float | None:
         path = self._paths[who]
         storage.drop(files_below(path) if path.is_dir() else [path])
-        found = _child(who, path, self._run, checks=checks)
+        job = {"who": who, "path": str(path), "nbytes": self._run.size_bytes, "checks": checks}
+        seconds_max = min(_SECONDS_MAX, self._run.left())
+        found = run_module(_LOADER, job, timeout_seconds=seconds_max)
         error = found.get("error")
         if error is None and found.get("wrong") is not None:
             error = f"{found['wrong']} is not what was saved"
@@ -195,31 +190,3 @@ def _missing(run: Run, who: str) -> str | None:
     if importlib.util.find_spec(_PACKAGES[who]) is None:
         return f"{_PACKAGES[who]} is not installed: `make gpu` installs requirements/gpu.txt"
     return None
-
-
-def _child(who: str, path: Path, run: Run, *, checks: bool) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-m",
-        "penstock_bench.suites.gpu.loader",
-        who,
-        str(path),
-        str(run.size_bytes),
-    ]
-    try:
-        done = subprocess.run(
-            [*command, *(["check"] if checks else [])],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=ROOT,
-            timeout=min(_SECONDS_MAX, run.left()),
-        )
-    except subprocess.TimeoutExpired as error:
-        return {"error": f"it took more than {error.timeout:.0f} s"}
-    last = done.stdout.strip().rpartition("\n")[2]
-    if done.returncode == 0 and last.startswith("{"):
-        found: dict[str, Any] = json.loads(last)
-        return found
-    said = done.stderr.strip().rpartition("\n")[2]
-    return {"error": f"it ended with {done.returncode}: {said}"}

@@ -12,9 +12,10 @@ import penstock
 from penstock import _native
 from penstock.common.machine import gpus
 from penstock.errors import StateMismatchError
+from penstock_bench.harness.measure import memory_bytes
 from penstock_bench.harness.options import ROOT
 from penstock_bench.suites.gpu import accelerators
-from penstock_bench.suites.gpu.run import remove, resident_bytes
+from penstock_bench.suites.gpu.run import remove
 
 if TYPE_CHECKING:
     from penstock_bench.suites.gpu.run import Run
@@ -137,7 +138,7 @@ _SLACK = {
 def _holdings() -> dict[str, int]:
     return {
         "bytes of the GPU": -gpus.probe_driver(0).gpus[0].free_bytes,
-        "bytes of memory": resident_bytes(),
+        "bytes of memory": memory_bytes()["VmRSS"],
         "bytes pinned": _native.pinned_bytes(),
         "files": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 class Row:
     """One promise.
 
-    Attributes:
-        title: What is measured.
-        limit: What has to be reached, or not passed.
-        is_ceiling: Whether the limit is not to be passed.
-        unit: Of the limit and of what is found; nothing for a ratio.
+    A ceiling is not to be passed. A ratio has no unit.
     """
 
     title: str
@@ -99,11 +95,7 @@ class Results:
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def continue_from(self, path: Path) -> None:
-        """Takes over the groups of an earlier run on the same kind of GPU.
-
-        Raises:
-            ValueError: The file has no results, or those of a state of another size.
-        """
+        """Takes over the groups of an earlier run on the same kind of GPU."""
         try:
             found = json.loads(path.read_text())
             earlier = Results(**{one.name: found[one.name] for one in fields(Results)})
@@ -132,11 +124,7 @@ class Results:
         return bool(self.groups.get(group, {}).get("is_whole"))
 
     def add(self, row: str, value: float) -> None:
-        """Adds what a round came to.
-
-        Raises:
-            KeyError: There is no such row.
-        """
+        """Adds what a round came to."""
         self.values.setdefault(row, []).append(value)
         if row not in ROWS:
             raise KeyError(row)

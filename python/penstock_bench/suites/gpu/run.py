@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -29,17 +28,9 @@ class OverError(Exception):
 class Run:
     """One run.
 
-    Attributes:
-        device: Where tensors are.
-        results: What came out so far.
-        size_bytes: Of the large state.
-        rounds: How often everything is measured.
-        memory: A directory in memory.
-        disk: A directory on the disk.
-        deadline: When a group of measurements has to be over, on the monotonic clock.
-        is_small: Whether only to show that it runs.
-        progress: Called with what is measured next.
-        save: Called after each round: a run that is broken off leaves its rounds.
+    A group of measurements has to be over at the deadline, on the monotonic clock. Results are
+    saved after each round: a run that is broken off leaves its rounds. A small run only shows
+    that it runs.
     """
 
     device: Accelerator
@@ -112,9 +103,3 @@ def seconds_of(call: Callable[[], object]) -> float:
 def remove(path: Path) -> None:
     """Deletes a directory, if it is there."""
     shutil.rmtree(path, ignore_errors=True)
-
-
-def resident_bytes() -> int:
-    """Memory of this process."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 from penstock.common.machine.quiesce import quiesce_after
 from penstock_bench.harness.cases import share_bytes
-from penstock_bench.harness.running import interpreter
+from penstock_bench.harness.running import run_module
 from penstock_bench.results.results import Measurement
 
 if TYPE_CHECKING:
@@ -27,6 +25,7 @@ MISSING = {
     KVIKIO: "kvikio is not installed: pip install kvikio-cu13",
     CUFILE: "kvikio, which calls cuFile, is not installed: pip install kvikio-cu13",
 }
+_SECONDS_MAX = 24 * 3600.0
 _PACKAGES = {DEEPSPEED: "deepspeed", KVIKIO: "kvikio", CUFILE: "kvikio"}
 
 
@@ -40,14 +39,8 @@ def run(
 ) -> Measurement:
     """Measures a case: the tensor is moved by one call, in blocks, as ds_io does.
 
-    Leaves nothing behind. A case that a library cannot run is a measurement with an error.
-
-    Args:
-        case: What to measure; its method is the library's.
-        library: One of the names above.
-        directory: Where; must not exist, and does not afterwards.
-        total_bytes: Of the tensor.
-        round_index: The round.
+    Leaves nothing behind. A case that a library cannot run is a measurement with an error. The
+    directory must not exist, and does not afterwards.
     """
     made = Measurement(case=case.label, by=library, round_index=round_index)
     made.error = _refusal(case, library)
@@ -80,17 +73,7 @@ def _refusal(case: Case, library: str) -> str | None:
 def _child(case: Case, library: str, directory: Path, nbytes: int) -> dict[str, Any]:
     job = {"library": library, "path": str(directory / "tensor"), "nbytes": nbytes}
     job |= case.as_json()
-    done = subprocess.run(
-        interpreter(f"penstock_bench.suites.io.{'gpu_mover' if library in OF_GPUS else 'mover'}"),
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    # Before it, whatever the library has to say.
-    last = done.stdout.strip().rpartition("\n")[2]
-    if done.returncode == 0:
-        found: dict[str, Any] = json.loads(last)
-        return found
-    tail = " ".join(done.stderr.split())[-300:]
-    return {"error": f"{library} ended with {done.returncode}: {tail}"}
+    found = run_module("penstock_bench.suites.io.mover", job, timeout_seconds=_SECONDS_MAX)
+    if "error" in found:
+        found["error"] = f"{library} {found['error']}"
+    return found

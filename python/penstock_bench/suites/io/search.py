@@ -34,11 +34,8 @@ class OutOfTime(Exception):  # noqa: N818
 class Trial(NamedTuple):
     """One save and one load.
 
-    Attributes:
-        save_seconds: Until the state was durable.
-        load_seconds: Until it was in memory again, and verified.
-        nbytes: Bytes of the state.
-        ran: The settings that came of those asked for; None where it failed, and took forever.
+    A save ends when the state is durable, a load when it is verified. The settings that ran are
+    those that came of what was asked for; None where it failed, and took forever.
     """
 
     save_seconds: float
@@ -82,13 +79,7 @@ Rounds = dict["Options", Trial]
 class Search:
     """Coordinate descent from the defaults; each coordinate is a race with successive halving.
 
-    Args:
-        measure: Measures each of some settings once, in turns; raises `OutOfTime`.
-        default: What all is held against.
-
-    Attributes:
-        best: The best so far.
-        tried: Everything that was measured.
+    It measures each of some settings once, in turns, and raises `OutOfTime`.
     """
 
     def __init__(self, measure: Callable[[Sequence[Options]], Rounds], default: Options) -> None:
@@ -100,11 +91,7 @@ class Search:
     def run(self, axes: Mapping[str, Sequence[Any]]) -> bool:
         """Looks for the best values.
 
-        Args:
-            axes: The values of each setting.
-
-        Returns:
-            Whether there was time to look at everything.
+        Returns whether there was time to look at everything.
         """
         try:
             for _ in range(_PASSES_MAX):
@@ -181,11 +168,7 @@ def _score(gains: Sequence[Gain]) -> float:
 
 
 def decide(rounds: Sequence[tuple[Trial, Trial]]) -> Verdict:
-    """Whether settings are better than the defaults.
-
-    Args:
-        rounds: Of each round the trial of the defaults and that of the settings.
-    """
+    """Whether settings are better than the defaults."""
     gains = [gain_of(trial, usual) for usual, trial in rounds]
     save = known_spread([one.save for one in gains])
     load = known_spread([one.load for one in gains])

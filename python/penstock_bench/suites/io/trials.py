@@ -37,16 +37,7 @@ AXES: dict[str, list[Any]] = {
 class Trials:
     """Saves and loads a state with some settings and others, and keeps what was measured.
 
-    Args:
-        work: A directory to save in.
-        state: What is saved.
-        results: Where measurements go.
-        ends_at: When the last has to be over, by the monotonic clock.
-        progress: Called with the seconds that have passed and what is measured.
-
-    Attributes:
-        slowest_seconds: The longest that a trial took.
-        device: The block device, where known.
+    The last trial has to be over at a moment of the monotonic clock.
     """
 
     def __init__(
@@ -69,11 +60,7 @@ class Trials:
         self.device: str | None = None
 
     def warm_up(self, default: Options) -> SaveReport:
-        """A save and a load that do not count: the first of a process makes what others find.
-
-        Raises:
-            BenchError: They fail.
-        """
+        """A save and a load that do not count: the first of a process makes what others find."""
         try:
             saved, _ = self._run(default)
         except penstock.PenstockError as error:

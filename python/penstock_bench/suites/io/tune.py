@@ -29,16 +29,8 @@ ROUNDS_MIN = 7
 class Tuning(NamedTuple):
     """The result of a search.
 
-    Attributes:
-        tuned: The settings that are better than the defaults; none where those are as good.
-        best: The best that was found, better or not.
-        verdict: How it compares; None where nothing else came near, or time ran out first.
-        rounds: The trials of the defaults and of the best that the verdict is of.
-        tried: How many settings were tried.
-        is_finished: Whether there was time to try everything.
-        seconds: How long it took.
-        results: Everything that was measured.
-        device: The block device, where known.
+    Nothing is tuned where the defaults are as good as the best that was found. There is no
+    verdict where nothing else came near, or time ran out first.
     """
 
     tuned: dict[str, Any]
@@ -52,11 +44,7 @@ class Tuning(NamedTuple):
     device: str | None
 
     def write(self, path: Path) -> None:
-        """Writes the settings as options that load anywhere.
-
-        Raises:
-            StorageError: The operating system refused it.
-        """
+        """Writes the settings as options that load anywhere."""
         about: dict[str, Any] = {
             "by": f"penstock {penstock.__version__} bench io --tune",
             "measured": self.results.created,
@@ -87,18 +75,7 @@ def tune(
 ) -> Tuning:
     """Searches for settings that save and load faster than the defaults.
 
-    Leaves nothing behind.
-
-    Args:
-        directory: Where.
-        total_bytes: Of the state, about.
-        seconds: For how long at most; nothing begins that would end later.
-        rounds: How often the best is held against the defaults.
-        seed: Of the state.
-        progress: Called with the seconds that have passed and what is measured.
-
-    Raises:
-        BenchError: Saving or loading fails with the defaults, or there is no time to try anything.
+    Leaves nothing behind. Nothing begins that would end after so many seconds.
     """
     began = time.monotonic()
     # The search replaces the environment's values of these settings; all others keep theirs.

@@ -1,4 +1,4 @@
-"""The command behind `make bench-objects`."""
+"""The command behind `make bench SUITE=objects`."""
 
 from __future__ import annotations
 
@@ -151,12 +151,7 @@ def _halves(cores: list[int], is_shared: bool) -> tuple[tuple[int, ...], tuple[i
 class _Site:
     """Where checkpoints go.
 
-    Attributes:
-        server: What answers in the end.
-        size_bytes: About how large the state is.
-        names: Who saves and loads there.
-        proxy: What is in between.
-        rounds_max: In how many rounds, if not in all.
+    A proxy may stand before the server, and rounds may be fewer than elsewhere.
     """
 
     server: Server
@@ -335,7 +330,7 @@ class _Scenario:
     def _process(self, site: _Site, task: Task) -> dict[str, Any]:
         contender = CONTENDERS[task.contender]
         if contender.is_missing():
-            return {"error": f"{contender.package} is not installed: run make bench-objects"}
+            return {"error": f"{contender.package} is not installed: run make bench SUITE=objects"}
         found = self._run.child(worker.run, task)
         site.server.remove(worker.WARM_UP)
         return found

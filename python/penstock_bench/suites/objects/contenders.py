@@ -61,9 +61,7 @@ def reach(endpoint: str) -> None:
 class Contender(ABC):
     """A library at one of its settings.
 
-    Attributes:
-        package: What has to be installed.
-        settings: What is tried for each operation, to find the best.
+    All settings of an operation are tried, to find the best.
     """
 
     package: ClassVar[str]
@@ -117,7 +115,31 @@ class Penstock(Contender):
         return found
 
 
-class Connector(Contender):
+class _Dcp(Contender):
+    """DCP, by a writer and a reader of its own."""
+
+    @abstractmethod
+    def _writer(self, url: str) -> Any: ...
+
+    @abstractmethod
+    def _reader(self, url: str) -> Any: ...
+
+    def save(self, url: str, state: State) -> None:
+        """`dcp.save`."""
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        save(state, storage_writer=self._writer(url), no_dist=True)
+
+    def load(self, url: str, targets: State | None) -> State:
+        """`dcp.load`."""
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        assert targets is not None
+        load(targets, storage_reader=self._reader(url), no_dist=True)
+        return targets
+
+
+class Connector(_Dcp):
     """DCP by S3StorageWriter and S3StorageReader of s3torchconnector."""
 
     package = "s3torchconnector"
@@ -151,33 +173,27 @@ class Connector(Contender):
             ),
         )
 
-    def save(self, url: str, state: State) -> None:
-        """`dcp.save`."""
+    def _writer(self, url: str) -> Any:
         from s3torchconnector.dcp import S3StorageWriter
-        from torch.distributed.checkpoint.state_dict_saver import save
 
         threads = self.setting.get("thread_count", 1)
         writer = S3StorageWriter(REGION, url, thread_count=threads)
         writer.fs._client = self._client
-        save(state, storage_writer=writer, no_dist=True)
+        return writer
 
-    def load(self, url: str, targets: State | None) -> State:
-        """`dcp.load`."""
+    def _reader(self, url: str) -> Any:
         from s3torchconnector import S3ReaderConstructor
         from s3torchconnector.dcp import S3StorageReader
-        from torch.distributed.checkpoint.state_dict_loader import load
 
-        assert targets is not None
         kind = self.setting.get("reader", "dcp_optimized")
         reader = S3StorageReader(
             REGION, url, reader_constructor=getattr(S3ReaderConstructor, kind)()
         )
         reader.fs._client = self._client
-        load(targets, storage_reader=reader, no_dist=True)
-        return targets
+        return reader
 
 
-class Fsspec(Contender):
+class Fsspec(_Dcp):
     """DCP by its FsspecWriter and FsspecReader, over s3fs."""
 
     package = "s3fs"
@@ -200,23 +216,16 @@ class Fsspec(Contender):
             "default_cache_type": self.setting.get("cache", "readahead"),
         }
 
-    def save(self, url: str, state: State) -> None:
-        """`dcp.save`."""
+    def _writer(self, url: str) -> Any:
         from torch.distributed.checkpoint.fsspec_filesystem import FsspecWriter
-        from torch.distributed.checkpoint.state_dict_saver import save
 
         threads = self.setting.get("thread_count", 1)
-        writer = FsspecWriter(url, thread_count=threads, sync_files=False, **self._storage())
-        save(state, storage_writer=writer, no_dist=True)
+        return FsspecWriter(url, thread_count=threads, sync_files=False, **self._storage())
 
-    def load(self, url: str, targets: State | None) -> State:
-        """`dcp.load`."""
+    def _reader(self, url: str) -> Any:
         from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader
-        from torch.distributed.checkpoint.state_dict_loader import load
 
-        assert targets is not None
-        load(targets, storage_reader=FsspecReader(url, **self._storage()), no_dist=True)
-        return targets
+        return FsspecReader(url, **self._storage())
 
 
 class Streamer(Contender):

@@ -38,12 +38,8 @@ _SLACK_SECONDS = 0.01
 class Limits:
     """How a store is paced; None for as fast as it goes. MB is 10**6 bytes.
 
-    Attributes:
-        up: MB/s of a connection to the store.
-        down: MB/s of a connection from the store.
-        up_in_all: MB/s of all connections together.
-        down_in_all: The same from the store.
-        latency_seconds: How late the first byte of an answer is.
+    Rates are those of each connection, up to the store and down from it, and of all together.
+    The latency is how late the first byte of an answer is.
     """
 
     up: float | None = None
@@ -70,11 +66,7 @@ class Pace:
 
 
 class Direction:
-    """All connections in one direction.
-
-    Attributes:
-        nbytes: What went through so far.
-    """
+    """All connections in one direction."""
 
     def __init__(self, each: float | None, in_all: float | None) -> None:
         self._each = each
@@ -164,13 +156,7 @@ class _Proxy:
 
 
 class Proxy:
-    """A proxy in front of an address, from ``with`` to the end of the block.
-
-    Args:
-        target: Host and port.
-        limits: How it is paced.
-        cores: Which processors it may use.
-    """
+    """A proxy in front of an address, from ``with`` to the end of the block."""
 
     def __init__(self, target: tuple[str, int], limits: Limits, cores: Sequence[int]) -> None:
         self._target = target

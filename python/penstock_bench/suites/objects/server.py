@@ -54,13 +54,7 @@ def program() -> Path:
 class Server:
     """A server, from ``with`` to the end of the block.
 
-    Args:
-        directory: Where objects are files, in a directory each bucket.
-        cores: Which processors it may use.
-
-    Attributes:
-        endpoint: Where it answers.
-        address: The same, as host and port.
+    Objects are files, in a directory each bucket.
     """
 
     def __init__(self, directory: Path, cores: Sequence[int]) -> None:
@@ -129,8 +123,7 @@ class Server:
     def answered(self, without: str) -> list[tuple[str, float]]:
         """The requests that were answered since this was last asked: their kinds, and seconds.
 
-        Args:
-            without: Those to keys, or for lists of them, that have this in them do not count.
+        Those to keys, or for lists of them, that have some text in them do not count.
         """
         if not self._log.exists():
             return []

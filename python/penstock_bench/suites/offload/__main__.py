@@ -142,17 +142,17 @@ class _Scenario:
     def _fio(self, operation: str, block: int) -> dict[str, Any]:
         """The same by fio: each thread moves its part of the file, or reads one page at a time."""
         path = self._files.get(operation, self._files[READ])
-        command = ["fio", "--name=bench", f"--filename={path}", "--direct=1"]
-        command += ["--ioengine=io_uring", "--iomem_align=2m", "--output-format=json"]
-        command += ["--overwrite=1", "--fallocate=none", "--group_reporting"]
         if operation == LATENCY:
-            command += ["--rw=randread", "--bs=4k", "--iodepth=1", f"--size={self._size_bytes}"]
-            command += ["--time_based", f"--runtime={_LATENCY_SECONDS}", "--lat_percentiles=1"]
+            own: dict[str, Any] = {"rw": "randread", "bs": "4k", "iodepth": 1}
+            own |= {"size": self._size_bytes, "time_based": True, "runtime": _LATENCY_SECONDS}
+            own |= {"lat_percentiles": 1}
         else:
             share = self._size_bytes // _THREADS
-            command += [f"--rw={operation}", f"--bs={block}", f"--iodepth={_DEPTH}", "--thread"]
-            command += [f"--loops={worker.TIMES}"]
-            command += [f"--numjobs={_THREADS}", f"--size={share}", f"--offset_increment={share}"]
+            own = {"rw": operation, "bs": block, "iodepth": _DEPTH, "loops": worker.TIMES}
+            own |= {"thread": True, "numjobs": _THREADS, "size": share, "offset_increment": share}
+        command = fio.command(
+            filename=path, overwrite=1, fallocate="none", group_reporting=True, **own
+        )
         try:
             told = fio.job(command)
         except FioError as error:

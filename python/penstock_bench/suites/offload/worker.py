@@ -31,12 +31,7 @@ _PAGE_BYTES = 4096
 class Setting:
     """How bytes are moved.
 
-    Attributes:
-        block_bytes: Of a request to the device.
-        depth: Requests in flight of each thread.
-        threads: That move bytes.
-        is_single: DeepSpeed's ``single_submit``.
-        is_overlapped: DeepSpeed's ``overlap_events``.
+    The last two are DeepSpeed's ``single_submit`` and ``overlap_events``.
     """
 
     block_bytes: int

@@ -14,24 +14,19 @@ import torch
 import penstock
 from penstock import offload
 from penstock_bench.harness.process import launch_alone
+from penstock_bench.peers import AIO
 
 WIDTH = 4096
 STATE_BYTES = 12
 """State of a parameter: a master and two moments in float32."""
 _WARM_UP = 2
-_BLOCK_BYTES, _DEPTH, _THREADS = 1 << 20, 32, 2
 
 
 @dataclass(frozen=True)
 class Task:
     """One process.
 
-    Attributes:
-        kind: ``penstock``, ``deepspeed`` or ``deepspeed-ours``, the same by Penstock's op.
-        directory: For the state.
-        layers: Matrices of `WIDTH` x `WIDTH` parameters of bfloat16.
-        memory_bytes: What of the state is in memory at a time.
-        steps: That are timed.
+    Parameters are matrices of `WIDTH` x `WIDTH` in bfloat16, a layer each.
     """
 
     kind: str
@@ -140,13 +135,7 @@ def _config(task: Task) -> dict[str, Any]:
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3, "offload_optimizer": place, "sub_group_size": tile},
-        "aio": {
-            "block_size": _BLOCK_BYTES,
-            "queue_depth": _DEPTH,
-            "intra_op_parallelism": _THREADS,
-            "single_submit": False,
-            "overlap_events": True,
-        },
+        "aio": AIO,
     }
 
 

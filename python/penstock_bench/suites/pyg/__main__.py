@@ -17,7 +17,6 @@ from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.suite import Report, Run, suite
 from penstock_bench.results.samples import Sample, Samples, quotient
 from penstock_bench.results.spread import Spread, plain, spread
-from penstock_bench.suites.pyg import place as files
 from penstock_bench.suites.pyg import worker
 from penstock_bench.suites.pyg.worker import (
     MANY,
@@ -131,7 +130,7 @@ def main(
 
 def _measure(run: Run, task: Task, made: Igbh) -> None:
     """Writes the files, finds fio's best setting, then measures in rounds."""
-    files.write(run.place, made, run.say)
+    worker.write(run.place, made, run.say)
     run.say("fio")
     best = _best(run) if FIO in run.names else None
     names = [name for name in run.names if name != FIO]
@@ -190,14 +189,13 @@ def _best(run: Run) -> tuple[int, int] | None:
 def _rate(run: Run, setting: tuple[int, int]) -> float:
     """Random reads of 4 KiB a second, of the rows of papers."""
     depth, jobs = setting
-    path, offset, nbytes = files.file_of(run.place, "paper")
+    path, offset, nbytes = worker.file_of(run.place, "paper")
     quiesce(run.place)
-    seconds = _QUICK_FIO_SECONDS if run.is_quick else _FIO_SECONDS
-    command = ["fio", "--name=rows", f"--filename={path}", "--rw=randread", "--bs=4096"]
-    command += [f"--offset={offset}", f"--size={nbytes}", "--direct=1", "--readonly"]
-    command += ["--ioengine=io_uring", f"--iodepth={depth}", f"--numjobs={jobs}"]
-    command += ["--group_reporting", "--norandommap=1", "--time_based=1", "--iomem_align=2m"]
-    command += [f"--runtime={seconds}", "--output-format=json"]
+    command = fio.command(
+        filename=path, offset=offset, size=nbytes, readonly=True, rw="randread", bs=4096,
+        iodepth=depth, numjobs=jobs, group_reporting=True, norandommap=1, time_based=1,
+        runtime=_QUICK_FIO_SECONDS if run.is_quick else _FIO_SECONDS,
+    )  # fmt: skip
     return float(fio.job(command)["read"]["iops"])
 
 

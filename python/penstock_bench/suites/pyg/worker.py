@@ -1,13 +1,16 @@
-"""One epoch, or one part of it alone, in a process of its own with its memory limited."""
+"""One epoch, or one part of it alone, in a process of its own with its memory limited.
+
+Graph and features are files that all processes of the benchmark read.
+"""
 
 from __future__ import annotations
 
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch_geometric.data import HeteroData
@@ -15,17 +18,16 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 from penstock import features
-from penstock.integrations.pyg import FeatureStore, GatherLoader, NeighborSampler
-from penstock.integrations.pyg.synthetic import CLASSES, WIDTH
-from penstock_bench.suites.pyg import place as files
+from penstock.integrations.pyg import FeatureStore, GatherLoader, Graph, NeighborSampler
+from penstock.integrations.pyg.synthetic import CLASSES, NODES, WIDTH, Igbh
+from penstock_bench.harness import measure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from penstock.integrations.pyg import Graph
+    from collections.abc import Callable, Iterable
 
 PENSTOCK, SAMPLE, TRAIN = "penstock", "sample", "train"
 MEMMAP, MEMMAP_MANY = "memmap", "memmap-many"
+_EDGES, _LABELS = "edges", "labels.npy"
 MANY = 8
 """Processes of `MEMMAP_MANY`."""
 
@@ -34,19 +36,8 @@ MANY = 8
 class Task:
     """One process.
 
-    Attributes:
-        kind: `PENSTOCK`, `SAMPLE`, `TRAIN`, `MEMMAP` or `MEMMAP_MANY`.
-        place: Where graph and features are.
-        group: The control group's file to join by; None where there is none.
-        seed: Of the nodes that the epoch is of, its order and what is sampled.
-        batches: That it has.
-        batch_size: Papers that each is of.
-        fan_out: Of each hop.
-        width: Of what is between the layers.
-        cache_bytes: For rows that stay.
-        window: Batches that the caches know.
-        ahead: Batches that are gathered ahead.
-        workers: Processes that sample.
+    The seed is that of the nodes that the epoch is of, its order and what is sampled. Rows of
+    the cache stay; it knows the batches of a window, and some are gathered ahead.
     """
 
     kind: str
@@ -106,7 +97,7 @@ def run(task: Task) -> dict[str, Any]:
         Path(task.group).write_text("0")
     torch.set_num_threads(1)
     place = Path(task.place)
-    graph, labels = files.graph_of(place), files.labels_of(place)
+    graph, labels = graph_of(place), labels_of(place)
     _warm(task, graph, labels)
     training = _Training(graph, task.width)
     if task.kind == SAMPLE:
@@ -117,7 +108,7 @@ def run(task: Task) -> dict[str, Any]:
         return _timed(_peer(task, graph, labels), training)
     assert task.kind == PENSTOCK
     cache = features.Cache(task.cache_bytes)
-    tables = files.opened(place, cache)
+    tables = opened(place, cache)
     for kind in ("fos", "institute"):
         tables[kind].pin(range(len(tables[kind])))
     before = _counts(tables)
@@ -144,7 +135,7 @@ def _warm(task: Task, graph: Graph, labels: torch.Tensor) -> None:
 def _timed(batches: Iterable[Any], training: _Training | None = None) -> dict[str, Any]:
     rows = 0
     at: list[float] = []
-    begun, spent = time.perf_counter(), _cpu_seconds()
+    begun, spent = time.perf_counter(), measure.cpu_seconds()
     for batch in batches:
         if training is not None:
             training.step(batch)
@@ -152,14 +143,9 @@ def _timed(batches: Iterable[Any], training: _Training | None = None) -> dict[st
         rows += sum(len(batch[kind].n_id) for kind in batch.node_types)
     seconds = time.perf_counter() - begun
     # It includes the processes that sample, which have ended by now.
-    cpu_seconds = _cpu_seconds() - spent
+    cpu_seconds = measure.cpu_seconds() - spent
     found = {"seconds": seconds, "cpu_seconds": cpu_seconds, "at": at, "rows": rows}
     return found if training is None else {**found, "losses": training.losses}
-
-
-def _cpu_seconds() -> float:
-    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in spent)
 
 
 def _nodes(task: Task, labels: torch.Tensor) -> tuple[str, torch.Tensor]:
@@ -203,7 +189,7 @@ def _in_memory(task: Task, graph: Graph, labels: torch.Tensor) -> Iterable[Any]:
 def _peer(task: Task, graph: Graph, labels: torch.Tensor) -> Iterable[Any]:
     """PyG's loader over mapped features: the way that PyG's documentation shows."""
     data = HeteroData()
-    for kind, rows in files.mapped(Path(task.place)).items():
+    for kind, rows in mapped(Path(task.place)).items():
         data[kind].x = rows
     data["paper"].y = labels
     for kind_of_edges in graph.edges:
@@ -227,3 +213,59 @@ def _counts(tables: dict[str, features.Features]) -> dict[str, int]:
     stats = [table.stats() for table in tables.values()]
     names = ("hits", "shared", "read_rows", "requests", "read_bytes")
     return {name: sum(getattr(one, name) for one in stats) for name in names}
+
+
+def write(place: Path, made: Igbh, say: Callable[[str], None]) -> None:
+    """Writes both, once for the run."""
+    say("edges")
+    graph = made.graph()
+    (place / _EDGES).mkdir()
+    for kind_of_edges, edges in graph.edges.items():
+        name = "-".join(kind_of_edges or ())
+        np.save(place / _EDGES / f"{name}.first.npy", edges.first.numpy())
+        np.save(place / _EDGES / f"{name}.sources.npy", edges.sources.numpy().astype(np.int32))
+    np.save(place / _LABELS, made.labels.numpy())
+    for kind, count in made.nodes.items():
+        say(f"features of {kind}")
+        features.write(place / kind, made.rows(kind), shape=(count, WIDTH))
+
+
+def graph_of(place: Path) -> Graph:
+    """The edges, in memory; nothing is kept of how they were numbered."""
+    edges: dict[Any, Any] = {}
+    for path in sorted((place / _EDGES).glob("*.first.npy")):
+        name = path.name.removesuffix(".first.npy")
+        sources = np.load(path.with_name(f"{name}.sources.npy"))
+        edges[tuple(name.split("-"))] = torch.from_numpy(np.load(path)), torch.from_numpy(sources)
+    counts = {kind: len(features.open(place / kind)) for kind in NODES}
+    return Graph(edges, counts)
+
+
+def labels_of(place: Path) -> torch.Tensor:
+    """Of papers."""
+    return torch.from_numpy(np.load(place / _LABELS))
+
+
+def opened(place: Path, cache: features.Cache | None) -> dict[str, features.Features]:
+    """The features, by type."""
+    return {kind: features.open(place / kind, cache=cache) for kind in NODES}
+
+
+def mapped(place: Path) -> dict[str, torch.Tensor]:
+    """The same rows of the same files, as `numpy.memmap` has them."""
+    found = {}
+    for kind in NODES:
+        with features.open(place / kind) as table:
+            (segment,) = table.source.segments
+            rows = np.memmap(
+                segment.path, np.float32, "c", offset=segment.offset, shape=(len(table), WIDTH)
+            )
+        found[kind] = torch.from_numpy(rows)
+    return found
+
+
+def file_of(place: Path, kind: str) -> tuple[str, int, int]:
+    """Where the rows of a type lie: file, offset, bytes."""
+    with features.open(place / kind) as table:
+        (segment,) = table.source.segments
+        return segment.path, segment.offset, segment.rows * table.source.row_bytes

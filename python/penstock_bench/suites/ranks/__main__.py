@@ -14,7 +14,7 @@ from penstock_bench.harness.options import free_port, names_option
 from penstock_bench.harness.suite import Report, Run, suite
 from penstock_bench.results.samples import Sample, Samples
 from penstock_bench.results.spread import Spread, plain
-from penstock_bench.suites.ranks import planning, worker
+from penstock_bench.suites.ranks import planning, voting, worker
 from penstock_bench.suites.ranks.planning import CASES
 from penstock_bench.workloads.states import GIB
 
@@ -34,14 +34,7 @@ _RATE = "gb_per_second"
 
 @dataclass(frozen=True)
 class Entry:
-    """A library as this suite runs it.
-
-    Attributes:
-        library: The name in `penstock_bench.suites.ranks.worker.Task`.
-        threads: Threads that write.
-        is_alone: Whether one process has the whole state.
-        note: Settings worth knowing.
-    """
+    """A library as this suite runs it."""
 
     library: str
     threads: int
@@ -66,7 +59,9 @@ _FREE_TIMES_STATE = 1.2
     "ranks",
     ENTRIES,
     "Who saves",
-    preload=["penstock_bench.suites.ranks.worker", "penstock_bench.suites.ranks.planning"],
+    preload=[
+        f"penstock_bench.suites.ranks.{module}" for module in ("worker", "planning", "voting")
+    ],
     default="all; '': only plans",
 )
 @names_option("--cases", "cases", tuple(CASES), "What to plan", "all; '': nothing")
@@ -78,7 +73,8 @@ def main(run: Run, cases: tuple[str, ...], ranks: int, size_gib: float | None) -
     tensors = _QUICK_TENSORS if run.is_quick else _TENSORS
     settings = {"ranks": ranks, "size_bytes": size_bytes, "tensors": tensors}
     plans: list[dict[str, Any]] = []
-    run.results.extra["plans"] = plans
+    votes: list[dict[str, Any]] = []
+    run.results.extra |= {"plans": plans, "votes": votes}
     with run.at_work(_FREE_TIMES_STATE * size_bytes, **settings) as place:
         run.say("touching memory")
         memory.warm(size_bytes)
@@ -87,8 +83,15 @@ def main(run: Run, cases: tuple[str, ...], ranks: int, size_gib: float | None) -
         worlds = planning.WORLDS[::2] if run.is_quick else planning.WORLDS
         pairs = [(case, world) for case in cases for world in worlds]
         for case, world in run.each(pairs, lambda one: f"planning for {one[1]}: {one[0]}"):
-            task = planning.Task(case, world, tensors, str(place))
-            plans.append({"case": case, "ranks": world, **run.child(planning.run, task)})
+            plan = planning.Task(case, world, tensors, str(place))
+            plans.append({"case": case, "ranks": world, **run.child(planning.run, plan)})
+        voters = (voting.WORLDS[:2] if run.is_quick else voting.WORLDS) if cases else ()
+        for world in run.each(voters, lambda one: f"votes of {one}"):
+            directory = place / f"votes-{world}"
+            directory.mkdir()
+            task = voting.Task(world, str(directory))
+            votes.append({"ranks": world, **run.child(voting.run, task)})
+            shutil.rmtree(directory)
     results = run.results
     return Report(
         _tables(results),
@@ -159,7 +162,7 @@ def _tables(results: Samples[Sample]) -> Group:
         shown = tables.ratios(ratios(results), "ratio of rates", missing="not measured")
         parts += [_rates(results), *tables.notes(results.errors(), words), shown]
     if results.extra["plans"]:
-        parts += ["", _plans(results), *tables.notes([], CASES)]
+        parts += ["", _plans(results), *tables.notes([], CASES), "", _votes(results)]
     return tables.page(results, *parts)
 
 
@@ -203,6 +206,30 @@ def _plans(results: Samples[Sample]) -> Table:
     return table
 
 
+def _votes(results: Samples[Sample]) -> Table:
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "a rank,\nms": lambda one: f"{1000 * one['member_seconds']:.3f}",
+        "its\nrequests": lambda one: f"{one['requests']:.1f}",
+        "rank 0:\nvotes s": lambda one: f"{one['coordinator_seconds']:.3f}",
+        "rank 0:\nparts s": lambda one: f"{one['check_seconds']:.3f}",
+        "rank 0:\ncommit s": lambda one: f"{one['commit_seconds']:.3f}",
+        "manifest,\nbytes": lambda one: f"{one['manifest_bytes']:,}",
+    }
+    return tables.figures(
+        "Messages, votes and commit of a save, all ranks in one process: no network",
+        list(columns),
+        {
+            f"{one['ranks']:,} ranks": (
+                [f"FAILED: {one['error']}"]
+                if one.get("error")
+                else [show(one) for show in columns.values()]
+            )
+            for one in results.extra["votes"]
+        },
+        first="",
+    )
+
+
 def _draw(results: Samples[Sample], path: Path) -> None:
     """Plots rates, and the time to plan by the number of ranks."""
     with plots.figure(path, 2) as (left, right):
@@ -224,6 +251,13 @@ def _draw(results: Samples[Sample], path: Path) -> None:
                 marker="o",
                 label=case,
             )
+        votes = [one for one in results.extra["votes"] if not one.get("error")]
+        right.plot(
+            [one["ranks"] for one in votes],
+            [one["member_seconds"] for one in votes],
+            marker="s",
+            label="messages and votes",
+        )
         right.set_xscale("log", base=2)
         right.set_ylim(bottom=0)
         right.set_xlabel("ranks", fontsize=8)

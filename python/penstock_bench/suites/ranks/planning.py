@@ -29,7 +29,7 @@ from penstock.checkpoint.ranks.round import Vote
 from penstock.checkpoint.saving.sharded import flatten_sharded
 from penstock.common.machine.quiesce import quiesce
 from penstock.errors import RankError
-from penstock.io.arguments import to_native
+from penstock.tensors.arguments import to_native
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.ranks.members import Members
 
-WORLDS = (1, 16, 256, 4096, 16_384)
+WORLDS = (1, 16, 256, 4096, 16_384, 100_000)
 CASES = {
     "sharded": "all by rows over all ranks, 8 shapes",
     "mixed": "half by rows over all ranks; half over a mesh of (ranks / 8, 8), of these most "
@@ -54,14 +54,7 @@ _STEP = 1024
 
 @dataclass(frozen=True)
 class Task:
-    """A plan to make.
-
-    Attributes:
-        case: A name of `CASES`.
-        ranks: How many there are, as rank 0 sees it.
-        tensors: In the state.
-        directory: Where it would be saved.
-    """
+    """A plan to make."""
 
     case: str
     ranks: int
@@ -130,7 +123,8 @@ def _gathered_bytes(ranks: int) -> tuple[int, int]:
     one = Ranks(lambda: mailbox, ranks - 1, range(ranks)).enter("step", 0)
     # Others wait for the key that a rank puts when it enters; rank 0 does not gather it.
     come_bytes = mailbox.sent_bytes
-    one.cast(Vote((1 << 64) - 1, (1 << 64) - 1, (1 << 64) - 1, has_pieces=False))
+    most = (1 << 64) - 1
+    one.cast(Vote(most, most, most, most, has_pieces=False))
     vote_bytes = mailbox.sent_bytes - come_bytes
     with suppress(RankError):
         one.holders([1])

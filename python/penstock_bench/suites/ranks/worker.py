@@ -36,16 +36,8 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled")
 class Task:
     """The work of a rank.
 
-    Attributes:
-        library: ``"penstock"`` or ``"dcp"``.
-        threads: That write, for DCP.
-        operation: ``"save"`` or ``"load"``.
-        rank: Which one it is.
-        ranks: Of how many; one alone has nothing to do with `torch.distributed`.
-        size_bytes: Of the state of all ranks together, about.
-        directory: Of the checkpoint.
-        port: Where they meet.
-        is_checked: Whether what was loaded is compared.
+    The size is that of the state of all ranks together, about. One rank alone has nothing to do
+    with `torch.distributed`.
     """
 
     library: str

@@ -104,8 +104,8 @@ def load(contender: Writer, directory: Path, spec: StateSpec, task: Task) -> dic
         state, detail = contender.load(directory, targets, task.variant)
     tensors = dict(content.flatten(state))
     require_own_memory(tensors, directory)
-    if task.is_checked:
-        require_equal(tensors, spec)
+    if task.is_checked and (problem := spec.difference(tensors)):
+        raise AssertionError(problem)
     return {
         **cost.times,
         "extra_bytes": max(0, cost.peak_growth_bytes - spec.nbytes),
@@ -149,10 +149,3 @@ def require_own_memory(tensors: dict[str, torch.Tensor], directory: Path) -> Non
     for name, tensor in tensors.items():
         if any(tensor.data_ptr() in area for area in mapped):
             raise AssertionError(f"{name} is mapped from the file, not loaded")
-
-
-def require_equal(tensors: dict[str, torch.Tensor], spec: StateSpec) -> None:
-    """Refuses a load that did not give back what was saved."""
-    problem = spec.difference(tensors)
-    if problem:
-        raise AssertionError(problem)

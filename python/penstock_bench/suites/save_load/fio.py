@@ -59,38 +59,24 @@ def settings(is_quick: bool) -> list[Setting]:
 
 
 def run(setting: Setting, operation: str, directory: Path, nbytes: int) -> Run:
-    """Writes fresh files and syncs them, or reads the files that the last write left.
-
-    Raises:
-        FioError: fio failed.
-    """
+    """Writes fresh files and syncs them, or reads the files that the last write left."""
     share = nbytes // setting.jobs // setting.block_bytes * setting.block_bytes
-    command = [
-        "fio",
-        "--name=bench",
-        f"--directory={directory}",
-        "--filename_format=fio.$jobnum",
-        f"--rw={'write' if operation == 'save' else 'read'}",
-        f"--ioengine={setting.engine}",
-        "--direct=1",
-        f"--bs={setting.block_bytes}",
-        f"--iodepth={setting.depth}",
-        f"--numjobs={setting.jobs}",
-        f"--size={share}",
-        "--group_reporting",
-        "--fallocate=native",
-        "--end_fsync=1",
-        # Else a buffer may begin in the middle of a huge page.
-        "--iomem_align=2m",
-        "--output-format=json",
-    ]
+    command = fio.command(
+        directory=directory,
+        filename_format="fio.$jobnum",
+        rw="write" if operation == "save" else "read",
+        ioengine=setting.engine,
+        bs=setting.block_bytes,
+        iodepth=setting.depth,
+        numjobs=setting.jobs,
+        size=share,
+        group_reporting=True,
+        fallocate="native",
+        end_fsync=1,
+    )
     told = fio.job(command)
     side = told["write" if operation == "save" else "read"]
-    return Run(
-        seconds=side["runtime"] / 1000,
-        cpu_seconds=fio.cpu_seconds(told),
-        nbytes=side["io_bytes"],
-    )
+    return Run(side["runtime"] / 1000, fio.cpu_seconds(told), side["io_bytes"])
 
 
 def remove(directory: Path) -> None:
@@ -102,11 +88,7 @@ def remove(directory: Path) -> None:
 def sweep(
     directory: Path, nbytes: int, is_quick: bool, progress: Callable[[str], None]
 ) -> tuple[dict[str, Setting], dict[str, Any]]:
-    """Finds the best setting to write and to read with; returns them and what was measured.
-
-    Raises:
-        FioError: fio is missing or failed at every setting.
-    """
+    """Finds the best setting to write and to read with; returns them and what was measured."""
     rates: dict[str, dict[Setting, list[float]]] = {"save": {}, "load": {}}
     failures: dict[str, str] = {}
 

@@ -20,8 +20,7 @@ def main() -> None:
         _make(job)
         answer({})
         return
-    from penstock_bench.peers.stream import GENERATORS
-    from penstock_bench.peers.stream.base import Setting
+    from penstock_bench.peers.stream import GENERATORS, Setting
 
     generator = GENERATORS[job["by"]].make()
     setting = Setting(job["model"], job["place"], job["memory_bytes"])

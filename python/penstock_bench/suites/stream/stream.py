@@ -28,50 +28,18 @@ _SPARE_BYTES = 64 << 20
 """The part of the limit beside weights and libraries: activations, caches, copies."""
 _FIO_DEPTH = 64
 
-SIZES: dict[str, dict[str, int]] = {
-    "toy": {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 512,
-    },
-    "1b": {
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "vocab_size": 32_000,
-    },
-    "3b": {
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 8,
-        "vocab_size": 32_000,
-    },
-    "8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128_256,
-    },
-    "moe": {
-        "hidden_size": 1024,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "vocab_size": 32_000,
-        "num_local_experts": 64,
-        "num_experts_per_tok": 8,
-    },
+_SIZES = {
+    "toy": (64, 96, 4, 4, 2, 512),
+    "1b": (2048, 5632, 24, 32, 4, 32_000),
+    "3b": (3072, 8192, 28, 24, 8, 32_000),
+    "8b": (4096, 14_336, 32, 32, 8, 128_256),
+    "moe": (1024, 1024, 12, 16, 4, 32_000, 64, 8),
 }
+_NAMES = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "vocab_size", "num_local_experts", "num_experts_per_tok",
+)  # fmt: skip
+SIZES = {name: dict(zip(_NAMES, sizes, strict=False)) for name, sizes in _SIZES.items()}
 """Llamas by name, of bfloat16; a Mixtral where there are experts."""
 
 
@@ -91,14 +59,7 @@ def weight_bytes(size: str) -> int:
 class Plan:
     """The measurements to make.
 
-    Attributes:
-        work: A directory of this run.
-        size: A name of `SIZES`.
-        names: Who generates, of `GENERATORS`.
-        rounds: How often each does.
-        tokens: How many are generated.
-        limit_bytes: Memory of each process; None for half of the model.
-        timeout_seconds: For one process.
+    The limit is the memory of each process; None for half of the model.
     """
 
     work: Path
@@ -112,13 +73,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Stream:
-    """A run of it.
-
-    Args:
-        plan: What to measure.
-        results: Where it goes.
-        progress: Called with what is about to be done.
-    """
+    """A run of it."""
 
     plan: Plan
     results: Results
@@ -264,19 +219,13 @@ class Stream:
             return
         self.progress(f"round {number + 1} of {self.plan.rounds}: fio")
         files = sorted(model.glob("*.safetensors"))
-        command = [
-            "fio",
-            "--name=bench",
-            f"--filename={':'.join(map(str, files))}",
-            "--file_service_type=sequential",
-            "--rw=read",
-            "--direct=1",
-            "--ioengine=io_uring",
-            "--bs=1M",
-            f"--iodepth={_FIO_DEPTH}",
-            "--iomem_align=2m",
-            "--output-format=json",
-        ]
+        command = fio.command(
+            filename=":".join(map(str, files)),
+            file_service_type="sequential",
+            rw="read",
+            bs="1M",
+            iodepth=_FIO_DEPTH,
+        )
         try:
             side = fio.job(command)["read"]
         except FioError as error:

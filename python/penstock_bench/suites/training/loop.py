@@ -35,14 +35,8 @@ _COPIES = 5
 class Task:
     """A training, and its way to save.
 
-    Attributes:
-        saver: A name of `penstock_bench.suites.training.savers.SAVERS`.
-        size_bytes: Of parameters and moments together, about.
-        width: Of the layers.
-        batch: Samples of a step, which decide how long it computes.
-        saves: Saves that count; one more comes before them.
-        every: Steps after each save.
-        directory: Where to put checkpoints.
+    The size is that of parameters and moments together, about. One more save comes before those
+    that count, and so many steps after each.
     """
 
     saver: str

@@ -23,12 +23,7 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
 
 class Saver(ABC):
-    """Saves the state of a training loop, step after step, into one directory.
-
-    Args:
-        root: An existing, empty directory.
-        optimizer: What changes the state.
-    """
+    """Saves the state of a training loop, step after step, into one directory."""
 
     def __init__(self, root: Path, optimizer: torch.optim.Optimizer) -> None:
         self.root = root
@@ -223,13 +218,7 @@ class PenstockLazy(Penstock):
 
 @dataclass(frozen=True)
 class Entry:
-    """A saver as the tables show it.
-
-    Attributes:
-        kind: Its class.
-        package: The distribution that it needs.
-        note: Settings worth knowing.
-    """
+    """A saver as the tables show it."""
 
     kind: type[Saver]
     package: str

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TABLE, PWRITE, QUEUE, ROCKSDICT = "table", "pwrite", "queue", "rocksdict"
 WRITERS = {
-    TABLE: "penstock.features.Table: update and flush; without folding",
+    TABLE: "penstock.features.Table: update and flush; without compaction",
     PWRITE: "os.pwrite of each row in its place, in order, through the page cache, and fdatasync",
     QUEUE: "penstock.offload.TensorIO.write_all of the rows in their places, and fdatasync",
     ROCKSDICT: "RocksDB by rocksdict: a WriteBatch with its log, the last one of a flush synced",
@@ -112,8 +112,8 @@ def _tables(results: Samples[Sample]) -> Group:
         rows,
     )
     lines = [f"  memory: {settings['memory']}"]
-    if folded := results.spread(TABLE, "fold_seconds"):
-        lines.insert(0, f"  to fold them takes {folded.with_range('.3g')} s")
+    if compacted := results.spread(TABLE, "compaction_seconds"):
+        lines.insert(0, f"  to compact them takes {compacted.with_range('.3g')} s")
     return tables.page(results, table, *tables.notes(results.errors(), WRITERS), *lines)
 
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from penstock.features import Table
 from penstock.offload import TensorIO
+from penstock_bench.peers.gather.libraries import fill_rocksdb, keys, rocksdb_options
 
 ROW_BYTES = 512
 _CHUNK_ROWS = 1 << 15
-_FILE_ROWS = 1 << 17
 _COLUMN = {"row": (ROW_BYTES // 8, "int64")}
 
 
@@ -23,15 +23,8 @@ _COLUMN = {"row": (ROW_BYTES // 8, "int64")}
 class Task:
     """One process.
 
-    Attributes:
-        kind: Which of `penstock_bench.suites.updates.results.WRITERS`.
-        directory: For its files, which stay from round to round.
-        group: The file by which the process joins the group that limits its memory; None for none.
-        rows: Of the table.
-        batch_rows: Of an update: each row once, at random.
-        batches: Updates between two flushes.
-        flushes: That are timed.
-        seed: Of the ids.
+    Files stay from round to round. A process joins the group that limits its memory; None for
+    none.
     """
 
     kind: str
@@ -102,41 +95,8 @@ def _file(task: Task) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _keys(ids: np.ndarray[Any, Any]) -> list[bytes]:
-    big = ids.astype(">u8").tobytes()
-    return [big[at : at + 8] for at in range(0, len(big), 8)]
-
-
-def _options() -> Any:
-    import rocksdict
-
-    options = rocksdict.Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_compression_type(rocksdict.DBCompressionType.none())
-    return options
-
-
 def _database(task: Task) -> None:
-    import rocksdict
-
-    database = rocksdict.Rdict(task.directory, _options())
-    files: list[str] = []
-    writer, first = None, 0
-    for chunk in _chunks(task.rows):
-        for key, row in zip(_keys(np.arange(first, first + len(chunk))), chunk, strict=True):
-            if writer is None:
-                files.append(f"{task.directory}-{len(files)}.sst")
-                writer = rocksdict.SstFileWriter(options=_options())
-                writer.open(files[-1])
-            writer[key] = row.tobytes()
-        first += len(chunk)
-        if writer is not None and (first >= len(files) * _FILE_ROWS or first == task.rows):
-            writer.finish()
-            writer = None
-    database.ingest_external_file(files)
-    database.close()
-    for name in files:
-        Path(name).unlink(missing_ok=True)
+    fill_rocksdb(task.directory, _chunks(task.rows))
 
 
 class _Writer:
@@ -156,7 +116,7 @@ class _Writer:
 
 class _Table(_Writer):
     def __init__(self, task: Task) -> None:
-        self._table = Table(task.directory, fold_bytes=None)
+        self._table = Table(task.directory, compaction_bytes=None)
 
     def update(self, ids: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> None:
         self._table.update(ids, {"row": rows})
@@ -170,12 +130,12 @@ class _Table(_Writer):
 
     def close(self) -> None:
         begun = time.perf_counter()
-        self._report = self._table.fold()
+        self._report = self._table.compact()
         self._seconds = time.perf_counter() - begun
         self._table.close()
 
     def report(self) -> dict[str, Any]:
-        return {"fold_seconds": self._seconds, "folded_rows": self._report.rows}
+        return {"compaction_seconds": self._seconds, "compacted_rows": self._report.rows}
 
 
 class _Pwrite(_Writer):
@@ -236,7 +196,7 @@ class _RocksDict(_Writer):
     def __init__(self, task: Task) -> None:
         import rocksdict
 
-        self._database = rocksdict.Rdict(task.directory, _options())
+        self._database = rocksdict.Rdict(task.directory, rocksdb_options())
         self._batch = rocksdict.WriteBatch
         self._lazy, self._synced = rocksdict.WriteOptions(), rocksdict.WriteOptions()
         # The log is written at once in both; what is synced makes durable what came before.
@@ -244,7 +204,7 @@ class _RocksDict(_Writer):
 
     def update(self, ids: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> None:
         batch = self._batch(raw_mode=True)
-        for key, row in zip(_keys(ids), rows, strict=True):
+        for key, row in zip(keys(ids), rows, strict=True):
             batch.put(key, row.tobytes())
         self._database.write(batch, self._lazy)
 
@@ -254,8 +214,7 @@ class _RocksDict(_Writer):
         self._database.write(batch, self._synced)
 
     def read(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        keys: list[Any] = [*_keys(ids)]
-        found: Any = self._database.get(keys)
+        found: Any = self._database.get([*keys(ids)])
         return np.frombuffer(b"".join(found), np.int64).reshape(len(ids), -1)
 
     def close(self) -> None:

@@ -1,45 +1,43 @@
-"""The contenders by name: writers of `penstock_bench`, and what only these benchmarks compare with.
-
-Each module is imported only in the process that runs it.
-"""
+"""The contenders of `make bench` by name: writers, and what only it compares with."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_bench.peers.checkpoint import WRITERS, Entry
+from penstock_bench.peers.checkpoint import LIBRARIES, OURS, WRITERS, Entry
 
 # In the order of the first round.
 CONTENDERS = {
     "penstock": replace(WRITERS["penstock"], note="defaults; loads verified"),
+    # For kernels and containers without io_uring, and for file systems without direct I/O.
     "penstock-threads": Entry(
-        f"{__name__}.variants", "PenstockThreads", "penstock", "engine='threads'"
+        OURS, "Penstock", "penstock", "engine='threads'", options={"engine": "threads"}
     ),
     "penstock-buffered": Entry(
-        f"{__name__}.variants", "PenstockBuffered", "penstock", "direct='off'"
+        OURS, "Penstock", "penstock", "direct='off'", options={"direct": "off"}
     ),
     "torch": replace(WRITERS["torch.save"], note="torch.save, torch.load"),
     "torch-tuned": Entry(
-        f"{__name__}.variants",
+        LIBRARIES,
         "TorchSaveTuned",
         "torch",
         "saved without CRC-32; loaded with mmap=True and copied",
     ),
     "safetensors": replace(WRITERS["safetensors"], note="flat; load: mmap and copied"),
     "dcp-1": replace(WRITERS["dcp"], note="1 thread; fills targets"),
-    "dcp-4": Entry(f"{__name__}.variants", "DcpFour", "torch", "4 writing threads; fills targets"),
+    "dcp-4": Entry(
+        LIBRARIES, "Dcp", "torch", "4 writing threads; fills targets", options={"threads": 4}
+    ),
     "torchsnapshot": replace(WRITERS["torchsnapshot"], note="fills targets"),
     "tensorizer": Entry(
-        f"{__name__}.tensorizer",
+        LIBRARIES,
         "Tensorizer",
         "tensorizer",
         "flat; hashes stored, not verified on load; index of 256 KiB at most",
     ),
-    "fastsafetensors": Entry(
-        f"{__name__}.fastsafetensors", "FastSafetensors", "fastsafetensors", "flat; 16 shards"
-    ),
+    "fastsafetensors": Entry(LIBRARIES, "FastSafetensors", "fastsafetensors", "flat; 16 shards"),
     "torch-checkpointing": Entry(
-        f"{__name__}.torch_checkpointing",
+        LIBRARIES,
         "TorchCheckpointing",
         "torch-checkpointing",
         "use_direct_io=False: its O_DIRECT writes fail with EINVAL",
