@@ -20,6 +20,7 @@ import contextlib
 import gc
 import io
 import json
+import multiprocessing
 import os
 import runpy
 import signal
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from multiprocessing.context import ForkServerContext
 
 IMPORTS = [
     "click",
@@ -87,6 +89,20 @@ IMPORTS_OF_TRAINERS = [
     "transformers.trainer",
 ]
 _REQUEST_BYTES_MAX = 1 << 20
+
+_preloaded: list[str] = []
+
+
+def fork_server(imports: Sequence[str]) -> ForkServerContext:
+    """Returns the context of processes that start with these modules imported.
+
+    An interpreter has a single server of `multiprocessing`: it imports the modules of all callers,
+    not those of the last one alone.
+    """
+    _preloaded.extend(name for name in imports if name not in _preloaded)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_preloaded)
+    return context
 
 
 class _Server:

@@ -154,7 +154,7 @@ def save(saved: Any, path: str | os.PathLike[str], how: Any = None, **further: A
     dist.barrier()
     parameters = inspect.signature(dist_checkpointing.save).parameters
     if further.get("async_sharded_save") and "async_strategy" in parameters:
-        further["async_strategy"] = "mcore"
+        further.setdefault("async_strategy", "mcore")
     try:
         return dist_checkpointing.save(saved, str(path), how or strategy(), **further)
     finally:

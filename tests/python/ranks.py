@@ -11,7 +11,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib
-import multiprocessing
 import os
 import socket
 import sys
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from multiprocessing.connection import Connection
 
-IMPORTS = [*forks.IMPORTS_OF_RANKS, "penstock"]
+IMPORTS = [*forks.IMPORTS_OF_RANKS, "penstock", "pytest"]
 _START_SECONDS = 120
 
 _THREADS_MAX = 24
@@ -50,8 +49,7 @@ TIMEOUT_SECONDS = 3
 
 IMPATIENT = penstock.Options(rank_timeout_seconds=TIMEOUT_SECONDS)
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(IMPORTS)
+_processes = forks.fork_server(IMPORTS)
 
 
 class Job:

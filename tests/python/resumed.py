@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import multiprocessing
 import os
 import random
 import shutil
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+import forks
 import penstock
 from ranks import IMPORTS
 
@@ -41,8 +41,7 @@ EVERY = 3
 _LIFE_SECONDS_MAX = 120
 _STEP_SECONDS = 0.05
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(IMPORTS)
+_processes = forks.fork_server(IMPORTS)
 
 
 def example() -> Any:

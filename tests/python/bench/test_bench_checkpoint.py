@@ -27,7 +27,7 @@ from penstock.cli import cli
 from penstock_bench.cli.checkpoint_table import print_results
 from penstock_bench.harness import running
 from penstock_bench.harness.running import BenchError
-from penstock_bench.peers.checkpoint import WRITERS, torch_save
+from penstock_bench.peers.checkpoint import WRITERS, libraries
 from penstock_bench.peers.checkpoint.emulated import FastPersist
 from penstock_bench.results.compare import compare
 from penstock_bench.results.results import Results
@@ -153,7 +153,7 @@ def test_a_tensor_with_other_bytes_is_found(disk_path, name):
     directory = disk_path / "store" / "step-0000000001"
     save(Team(), writer, directory, held, syncs=True)
     load(Team(), writer, directory, held, verifies=True)
-    other = dataclasses.replace(held.spec, first_index=1).held()
+    other = dataclasses.replace(held, first_index=1, kept=None).held()
     with pytest.raises(WriterError, match="other bytes"):
         load(Team(), writer, directory, other, verifies=True)
     writer.close()
@@ -192,8 +192,8 @@ def test_fastpersist_fills_its_buffers_in_turn(disk_path, monkeypatch):
     directory = disk_path / "step-1"
     (outcome,) = save(Team(), writer, directory, held, syncs=True)
     assert outcome.detail["direct_io"] == supports_direct(disk_path)
-    assert outcome.detail["requests"] == -(-held.spec.nbytes // 8192)
-    assert writer.path(directory).stat().st_size == held.spec.nbytes
+    assert outcome.detail["requests"] == -(-held.nbytes // 8192)
+    assert writer.path(directory).stat().st_size == held.nbytes
     load(Team(), writer, directory, held, verifies=True)
 
 
@@ -257,7 +257,7 @@ def test_memory_is_called_neither_direct_nor_cold(disk_path, need_root):
 
 
 def test_a_writer_that_fails_is_told_and_not_tried_again(disk_path, monkeypatch):
-    class Full(torch_save.TorchSave):
+    class Full(libraries.TorchSave):
         """Has no room for the second state."""
 
         def save(self, directory, state):
@@ -265,7 +265,7 @@ def test_a_writer_that_fails_is_told_and_not_tried_again(disk_path, monkeypatch)
                 raise OSError(28, "No space left on device", str(directory))
             super().save(directory, state)
 
-    monkeypatch.setattr(torch_save, "TorchSave", Full)
+    monkeypatch.setattr(libraries, "TorchSave", Full)
     told = []
     work = disk_path / "work"
     Rank(plan(work, ["penstock", "torch.save"], rounds=2), Team(), told.append).run()

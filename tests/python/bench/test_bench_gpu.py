@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forks
 from gpu import DRIVER, VARIABLE
 from penstock_bench.suites.gpu.__main__ import GROUPS
 from penstock_bench.suites.gpu.results import ROWS, SMOKE, Results, markdown
@@ -25,16 +24,14 @@ OF_CUDA = {
 
 def make_gpu(*arguments, driver, **fake):
     variables = {f"PENSTOCK_FAKE_{name.upper()}": str(value) for name, value in fake.items()}
-    return subprocess.run(
-        [sys.executable, "-m", "penstock_bench.suites.gpu", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
+    return forks.run(
+        ["-m", "penstock_bench.suites.gpu", *arguments],
         cwd=ROOT,
         env={**os.environ, VARIABLE: str(driver), **variables},
     )
 
 
+@pytest.mark.slow
 def test_all_of_it_runs_and_every_row_has_a_value_or_a_reason(disk_path):
     if not DRIVER.exists():
         pytest.skip(f"there is no driver for tests at {DRIVER}: make test-python builds it")
@@ -64,6 +61,7 @@ def test_all_of_it_runs_and_every_row_has_a_value_or_a_reason(disk_path):
     assert list((disk_path / "work").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_continues_where_the_last_one_stopped(disk_path):
     if not DRIVER.exists():
         pytest.skip(f"there is no driver for tests at {DRIVER}: make test-python builds it")

@@ -15,13 +15,13 @@ import pytest
 
 from conftest import tell
 from penstock.common.machine import facts
+from penstock.common.page.palette import COLOURS, SERIES
 from penstock_bench.harness import cases
 from penstock_bench.harness.cases import Case
 from penstock_bench.harness.running import run
 from penstock_bench.report import write_report
-from penstock_bench.report.bars import BARS_MAX
-from penstock_bench.report.grids import grids
-from penstock_bench.report.palette import COLOURS, SERIES
+from penstock_bench.report.lines import grids
+from penstock_bench.report.plots import BARS_MAX
 from penstock_bench.results.results import Measurement, Results
 
 MIB = 1 << 20

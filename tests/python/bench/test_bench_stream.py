@@ -16,8 +16,7 @@ import forks
 from penstock.cli import cli
 from penstock.common.machine.limits import LimitError, limited
 from penstock_bench.harness.running import BenchError
-from penstock_bench.peers.stream import GENERATORS, OURS, RESIDENT
-from penstock_bench.peers.stream.base import Setting
+from penstock_bench.peers.stream import GENERATORS, OURS, RESIDENT, Setting
 from penstock_bench.results.results import Measurement, Results
 from penstock_bench.suites.stream import generating, tokens
 from penstock_bench.suites.stream.stream import SIZES, Stream, weight_bytes
@@ -181,7 +180,7 @@ def test_a_run_is_told_as_table_and_page_and_leaves_nothing(
 def test_command_lines_that_make_no_sense(tmp_path: Path) -> None:
     for arguments, message in (
         (["--by", "nobody"], "there is no 'nobody'"),
-        (["--limit", "much"], "no number with one of the units"),
+        (["--limit", "much"], "'much' is not a size"),
         (["--model", "9b"], "not one of"),
     ):
         told = CliRunner().invoke(cli, ["bench", "stream", str(tmp_path), *arguments])

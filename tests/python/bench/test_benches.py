@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,7 @@ pytest.importorskip("matplotlib", reason="comes with make bench", exc_type=Impor
 from penstock_bench.harness import process
 from penstock_bench.harness.machine import workplace
 from penstock_bench.harness.running import rotated
+from penstock_bench.harness.suite import Run
 from penstock_bench.peers.checkpoint import WRITERS
 from penstock_bench.peers.save_load import CONTENDERS
 from penstock_bench.results.samples import Sample, Samples
@@ -55,6 +57,17 @@ def training_results():
         ]
     results.samples.append(training.Training("torch", 0, error="no space"))
     return results
+
+
+def test_a_run_that_is_stopped_leaves_the_measurements_it_has(tmp_path):
+    path = tmp_path / "suite.json"
+    run = Run(("a", "b"), 2, True, tmp_path, 1.0, Samples({}, {}, {}), path)
+    turns = run.in_rounds(run.names)
+    for _ in range(2):
+        index, name = next(turns)
+        run.results.add(Sample(name, index), {"seconds": 1.0})
+    turns.close()
+    assert [one["row"] for one in json.loads(path.read_text())["samples"]] == ["a"]
 
 
 def test_what_training_loses_is_told_beside_the_run_without_saves_of_the_same_round():

@@ -202,7 +202,10 @@ def test_1_3_files_that_nothing_names_are_not_looked_at(checkpoint):
 
 def test_1_5_a_store_is_a_directory_of_steps(tmp_path):
     penstock.CheckpointStore(tmp_path).save(42, {"x": 1})
-    assert [entry.name for entry in tmp_path.iterdir()] == ["step-0000000042"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "history.jsonl",
+        "step-0000000042",
+    ]
 
 
 def test_2_2_chunks_count_from_the_start_of_the_file(checkpoint):

@@ -20,7 +20,7 @@ import penstock
 from compare import tensor_bytes
 from headers import BITS, FLOAT6, POINTER, entry, write
 from penstock import features, offload
-from penstock.checkpoint.converting.safetensors_file import read_safetensors
+from penstock.checkpoint.converting.files.safetensors_file import read_safetensors
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,

@@ -287,7 +287,7 @@ def test_ls_of_an_empty_directory_is_no_error(run, run_json, tmp_path):
     assert run("ls", tmp_path)[0] == 0
     assert run_json("ls", tmp_path) == (
         0,
-        {"root": str(tmp_path), "newest": None, "steps": [], "aside": []},
+        {"root": str(tmp_path), "newest": None, "steps": [], "quarantined": []},
     )
 
 
@@ -759,11 +759,11 @@ TAKES_A_PATH = ["ls", "inspect", "verify", "verify --explain", "diff", "scrub", 
 
 def on(command, path, tmp_path):
     """Returns a command line about a path."""
-    further = {"diff": [path], "salvage": [tmp_path / "out"], "set-aside": [1]}
+    further = {"diff": [path], "salvage": [tmp_path / "out"], "quarantine": [1]}
     return [*command.split(), path, *further.get(command, [])]
 
 
-@pytest.mark.parametrize("command", [*TAKES_A_PATH, "set-aside"])
+@pytest.mark.parametrize("command", [*TAKES_A_PATH, "quarantine"])
 def test_what_is_no_directory_is_called_what_it_is(run, store, tmp_path, command):
     (tmp_path / "model.pt").write_bytes(b"x")
     (tmp_path / "notes.txt").write_bytes(b"x")
@@ -786,7 +786,7 @@ def test_what_is_no_directory_is_called_what_it_is(run, store, tmp_path, command
         assert what in err
 
 
-@pytest.mark.parametrize("command", [*TAKES_A_PATH, "set-aside"])
+@pytest.mark.parametrize("command", [*TAKES_A_PATH, "quarantine"])
 def test_what_may_not_be_looked_into_is_said_to_be_so(run, tmp_path, command, monkeypatch):
     told = f"cannot list {tmp_path}/locked: Permission denied"
 
@@ -799,26 +799,26 @@ def test_what_may_not_be_looked_into_is_said_to_be_so(run, tmp_path, command, mo
     assert (code, out, err) == (1, "", f"error: {told}\n")
 
 
-# ---- set-aside
+# ---- quarantine
 
 
 def test_a_damaged_step_is_set_aside(run, run_json, store):
-    code, result = run_json("set-aside", store.root, 30)
+    code, result = run_json("quarantine", store.root, 30)
     assert code == 0
     path = f"{store.root}/damaged-0000000030-0001"
     assert result == {"root": store.root, "step": 30, "path": path}
-    assert store.aside() == [(30, path)]
-    assert [row["step"] for row in run_json("ls", store.root)[1]["aside"]] == [30]
+    assert store.quarantined() == [(30, path)]
+    assert [row["step"] for row in run_json("ls", store.root)[1]["quarantined"]] == [30]
     shard_of(store.path(20)).unlink()
-    code, out, err = run("set-aside", store.root, 20)
+    code, out, err = run("quarantine", store.root, 20)
     assert (code, err) == (0, "")
     assert "".join(out.split()) == f"step20isnow{store.root}/damaged-0000000020-0002"
 
 
 def test_what_is_not_known_to_be_damaged_is_not_set_aside(run, store):
-    code, out, err = run("set-aside", store.root, 10)
+    code, out, err = run("quarantine", store.root, 10)
     assert (code, out) == (1, "")
     assert "not known to be damaged" in err
-    assert store.aside() == []
+    assert store.quarantined() == []
     for step, code in [(99, 1), (-1, 2), ("x", 2)]:
-        assert run("set-aside", store.root, "--", step)[0] == code
+        assert run("quarantine", store.root, "--", step)[0] == code

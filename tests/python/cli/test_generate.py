@@ -149,7 +149,7 @@ def test_models_that_are_no_llama(run: Any, tmp_path: Path) -> None:
     [
         (("--memory", "1MB"), "either --prompt or --prompt-ids"),
         (("--memory", "1MB", "--prompt", "a", "--prompt-ids", "1"), "either --prompt or"),
-        (("--memory", "much", "--prompt", "a"), "'much' is no number with one of the units"),
+        (("--memory", "much", "--prompt", "a"), "'much' is not a size"),
         (("--prompt", "a"), "Missing option '--memory'"),
         (("--memory", "1MB", "--prompt-ids", "1,x"), "no list of numbers"),
         (("--memory", "1MB", "--prompt-ids", "1,600"), "none is 600"),

@@ -242,21 +242,21 @@ def test_a_stream_of_batches(gpu, disk_path, cached, on_gpu):
             break
 
 
-def test_rows_that_are_foreseen(gpu, disk_path):
+def test_rows_that_are_hinted(gpu, disk_path):
     content = written(disk_path / "a", torch.int16, width=2048)
     with features.open(disk_path / "a", cache=features.Cache(4 * MIB)) as table:
         batches = [ids_of(6000, seed) for seed in range(4)]
-        known = [table.foresee(ids) for ids in batches]
-        for ids, foreseen in zip(batches, known, strict=True):
-            rows = foreseen.gather_async(device="cuda").result()
+        known = [table.hint(ids) for ids in batches]
+        for ids, hinted in zip(batches, known, strict=True):
+            rows = hinted.gather_async(device="cuda").result()
             assert same(gpu.read(rows), content[ids])
         with_known = table.stats()
         assert with_known.hits > 0
         out = target(gpu, content, batches[0])
-        foreseen = table.foresee(batches[0])
-        assert same(gpu.read(foreseen.gather_async(out).result()), content[batches[0]])
-        foreseen = table.foresee(gpu.put(batches[1]))
-        assert same(gpu.read(foreseen.gather_async().result()), content[batches[1]])
+        hinted = table.hint(batches[0])
+        assert same(gpu.read(hinted.gather_async(out).result()), content[batches[0]])
+        hinted = table.hint(gpu.put(batches[1]))
+        assert same(gpu.read(hinted.gather_async().result()), content[batches[1]])
 
 
 def test_many_under_way_at_once_pass_through(gpu, disk_path):
@@ -408,7 +408,7 @@ def test_a_gather_in_a_capture_is_refused_and_the_capture_goes_on(gpu, disk_path
                 lambda: table.gather(ids, out=out),
                 lambda: table.gather_async(ids, out=out),
                 lambda: table.gather(on_gpu),
-                lambda: table.foresee(on_gpu),
+                lambda: table.hint(on_gpu),
                 begun.result,
             ):
                 with pytest.raises(DeviceError, match="outside of the capture") as caught:

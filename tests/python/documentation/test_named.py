@@ -56,8 +56,10 @@ _OBJECTS = {
 _ARGUMENTS_OF_OTHERS = {
     *("check_invariants", "enable_plan_caching", "pickle_protocol", "use_collectives"),  # PyTorch.
     *("batch_sampler", "num_workers", "sampler"),  # Its loaders.
-    *("ckpt_path", "log_model_checkpoints", "plugins", "strategy"),  # Lightning and its loggers.
+    *("ckpt_path", "log_model_checkpoints", "plugins", "save_last", "strategy"),  # Lightning.
     *("experts_implementation", "resume_from_checkpoint", "save_only_model"),  # transformers.
+    *("save_strategy",),  # transformers.
+    *("format",),  # Slurm's sacct.
     *("save_on_each_node", "use_seedable_sampler"),  # Accelerate.
     *("exclude_from_loading",),  # torchtitan.
     *("storage_path",),  # Ray.
@@ -93,6 +95,12 @@ def named(name):
     return None
 
 
+def statements(node):
+    """Yields the statements of a module or class, also those for type checkers alone."""
+    for one in ast.iter_child_nodes(node):
+        yield from ast.iter_child_nodes(one) if isinstance(one, ast.If) else (one,)
+
+
 def defined(name):
     """Returns the definition of a plug-in's name, whose import would take a minute."""
     place, *rest = REPOSITORY / "python" / "penstock", *name.split(".")[1:]
@@ -104,7 +112,7 @@ def defined(name):
         place /= "__init__.py"
     found = place if not rest else ast.parse(place.read_text())
     for part in rest:
-        found = next((one for one in ast.iter_child_nodes(found) if part in binds(one)), None)
+        found = next((one for one in statements(found) if part in binds(one)), None)
         if found is None:
             return None
     return found

@@ -81,9 +81,11 @@ def test_offsets(io: TensorIO, file: Path) -> None:
             io.read(bytearray(10), file, offset)
         with pytest.raises(ValueError, match="offset"):
             io.write(bytearray(10), file, offset)
-    for offset in (1.0, "1", None):
+    for offset in (1.0, "1", None, True):
         with pytest.raises(TypeError, match="offset"):
             io.read(bytearray(10), file, offset)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="offset"):
+        io.read(bytearray(10), file, np.float64(8))  # type: ignore[arg-type]
     # Beyond the largest file of a file system.
     with pytest.raises(StorageError):
         io.write(bytearray(10), file, (1 << 63) - 2).result(HANG_SECONDS)

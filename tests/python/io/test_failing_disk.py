@@ -79,7 +79,7 @@ def test_rows_that_were_flushed_outlive_a_fold_that_cannot_be_written(
     with failing_disk(tmp_path / "failing", DISK_BYTES) as disk:
         path = disk.path / "table"
         columns = {"value": ((500,), "int64")}
-        table = Table.create(path, count, columns, log_bytes=32 << 20, fold_bytes=None)
+        table = Table.create(path, count, columns, log_bytes=32 << 20, compaction_bytes=None)
         try:
             rows = table.lookup(torch.arange(count))
             rows["value"][:] = torch.arange(count)[:, None]
@@ -87,7 +87,7 @@ def test_rows_that_were_flushed_outlive_a_fold_that_cannot_be_written(
             table.flush()
             disk.fail(room_bytes)
             with pytest.raises(StorageError) as raised:
-                table.fold()
+                table.compact()
             assert raised.value.errno in REFUSED
         finally:
             disk.heal()

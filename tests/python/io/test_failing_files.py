@@ -119,7 +119,9 @@ class Updates:
         self._open()
 
     def _open(self) -> None:
-        self._table = Table(self.path, cache=Cache(10 << 10), log_bytes=64 << 10, fold_bytes=None)
+        self._table = Table(
+            self.path, cache=Cache(10 << 10), log_bytes=64 << 10, compaction_bytes=None
+        )
 
     def call(self) -> None:
         self._last += 1
@@ -129,7 +131,7 @@ class Updates:
         self._table.update(self._updated, rows)
         self._table.flush()
         self._flushed()
-        self._table.fold()
+        self._table.compact()
 
     def _flushed(self) -> None:
         self._values[self._updated] = self._last

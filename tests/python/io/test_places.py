@@ -100,7 +100,7 @@ def check_setting_aside(place, store):
         store.save(DAMAGED, state_of(DAMAGED), overwrite=True)
         assert store.load()["step"] == DAMAGED
         return
-    ((step, aside),) = store.aside()
+    ((step, aside),) = store.quarantined()
     assert step == DAMAGED
     assert tree_of(aside) == before
     assert not os.path.exists(store.path(DAMAGED))
@@ -112,7 +112,7 @@ def check_setting_aside(place, store):
 def check_a_save_of_what_is_damaged(place, store):
     if place.locks:
         store.save(DAMAGED, state_of(DAMAGED))
-        assert [step for step, _ in store.aside()] == [DAMAGED]
+        assert [step for step, _ in store.quarantined()] == [DAMAGED]
         assert store.load()["step"] == DAMAGED
 
 

@@ -44,6 +44,16 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, torch.tensor])
+def test_offsets_may_be_integers_of_other_libraries(file: Path, kind: Any) -> None:
+    with TensorIO() as io:
+        io.write(b"12345678", file, kind(16)).result(HANG_SECONDS)
+        found = bytearray(16)
+        io.read(found, file, kind(8)).result(HANG_SECONDS)
+        assert bytes(found) == file.read_bytes()[8:24]
+        assert found.endswith(b"12345678")
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_what_is_written_is_read(tmp_path: Path, settings: dict[str, Any]) -> None:

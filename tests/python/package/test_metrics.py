@@ -295,7 +295,7 @@ def test_steps_that_are_seen_to_be_damaged_before_they_are_read_are_counted(tmp_
         store.load(fallback=True)
         assert loads_in(counted()) == {"ok": 2, "damaged": 4, "load": 4, "step": 2}
         os.unlink(file_of(store, 1, "shard"))
-        # The other steps are set aside.
+        # The other steps are quarantined.
         with pytest.raises(CorruptCheckpointError):
             store.load(fallback=True)
     assert loads_in(counted()) == {"ok": 2, "damaged": 5, "load": 5, "step": 2}
@@ -468,11 +468,43 @@ KINDS = {
     "penstock_pending_saves": "gauge",
     "penstock_last_save_timestamp_seconds": "gauge",
     "penstock_last_saved_step": "gauge",
+    "penstock_save_interval_steps": "gauge",
+    "penstock_save_interval_seconds": "gauge",
+    "penstock_save_interval_reason": "gauge",
+    "penstock_save_cost_seconds": "gauge",
+    "penstock_failure_interval_seconds": "gauge",
     "penstock_mirrors": "counter",
     "penstock_mirrored_bytes": "counter",
     "penstock_mirror_seconds": "histogram",
     "penstock_last_mirror_timestamp_seconds": "gauge",
 }
+
+
+def test_the_interval_between_saves_and_its_reason(tmp_path, registry):
+    def reasons():
+        names = ("given", "first", "best", "durable", "bound")
+        sample = "penstock_save_interval_reason"
+        return [name for name in names if registry.get_sample_value(sample, {"reason": name}) == 1]
+
+    def value(name):
+        return registry.get_sample_value(f"penstock_{name}")
+
+    with penstock.CheckpointStore(tmp_path / "fixed", save_every=5) as store:
+        assert [step for step in range(1, 6) if store.due(step) and store.save(step, {})] == [5]
+    assert (value("save_interval_steps"), reasons()) == (5, ["given"])
+    settings = {"save_every": "auto", "failures_per_hour": 1e-9}
+    with penstock.CheckpointStore(tmp_path / "auto", **settings) as store:
+        for step in range(1, 21):
+            if store.due(step):
+                store.save(step, {})
+        assert (value("save_interval_steps"), reasons()) == (20, ["first"])
+        assert value("save_cost_seconds") > 0
+        for step in range(21, 100):
+            if store.due(step):
+                store.save(step, {})
+    assert (value("failure_interval_seconds"), reasons()) == (3.6e12, ["bound"])
+    assert value("save_interval_steps") > 20
+    assert value("save_interval_seconds") > 0
 
 
 def test_enabling_twice_counts_once(tmp_path, registry, counted):

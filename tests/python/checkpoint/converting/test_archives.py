@@ -17,7 +17,7 @@ from penstock.errors import CorruptCheckpointError, UnsupportedStateError
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
-from penstock.checkpoint.converting.pickles import Pickles  # noqa: E402
+from penstock.checkpoint.converting.files.pickles import Pickles  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 

@@ -23,7 +23,7 @@ from transformers import (
 
 import penstock
 from compare import assert_same
-from penstock.checkpoint.exporting import placing
+from penstock.checkpoint.exporting import job
 from penstock.checkpoint.exporting.apart import box_of
 from penstock.cli import cli
 from penstock.errors import (
@@ -312,7 +312,7 @@ def test_where_blocks_are_shared_nothing_is_written(tmp_path, monkeypatch):
         Path(target).write_bytes(Path(source).read_bytes())
         return True
 
-    monkeypatch.setattr(placing, "reflink", share)
+    monkeypatch.setattr(job, "reflink", share)
     report = penstock.export(path, tmp_path / "out")
     assert (report.way, report.bytes_written) == ("reflink", 0)
 

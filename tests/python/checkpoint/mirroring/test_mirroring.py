@@ -70,9 +70,12 @@ def stores(tmp_path):
 
 
 def files_below(root):
+    """Contents of the files below a store, but for its history, which stays with it."""
     root = Path(root)
     return {
-        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+        str(path.relative_to(root)): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and path.name != "history.jsonl"
     }
 
 
@@ -236,6 +239,25 @@ def test_saves_go_on_while_the_bucket_cannot_be_reached(bucket, stores):
     bucket.start()
     assert store.wait_for_mirror(FOR_EVER_SECONDS)
     assert copies(bucket) == files_below(store.root)
+
+
+def test_a_warning_that_is_an_error_keeps_no_step_from_the_mirror(tmp_path, bucket, capfd):
+    def keep(step, metadata):
+        raise RuntimeError("no answer")
+
+    with (
+        penstock.CheckpointStore(
+            tmp_path / "store", keep_last=1, keep=keep, mirror=penstock.Mirror(URL, wait="commit")
+        ) as store,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("error")
+        for step in (1, 2):
+            assert store.save(step, state_of(step)).step == step
+            assert copies(bucket) == files_below(store.root)
+        store.save_async(3, state_of(3)).result()
+        assert copies(bucket) == files_below(store.root)
+    assert capfd.readouterr().err.count("keep() raised RuntimeError('no answer')") == 2
 
 
 # Deletion of local steps.

@@ -807,6 +807,48 @@ def test_a_fallback_that_fails_on_one_rank_is_told_to_all(jobs, disk_path, culpr
     assert_holds(root, 3, 3, 4)
 
 
+# A number for all ranks.
+
+
+class Numbering:
+    """A run whose coordinator proposes a number."""
+
+    def entered(self, save_round):
+        self.round = save_round
+        save_round.proposal = 7 if rank() == 0 else None
+
+    def saved(self, *_):
+        pass
+
+
+def number_without_outcome(root):
+    """Rank 1 misses the outcome, and finds the checkpoint."""
+    run, saver = Numbering(), penstock.Saver(options=PATIENT)
+    saver.record(run)
+    wait_outcome = Round.wait_outcome
+
+    def miss(one):
+        wait_outcome(one)
+        raise RankError("missed", rank=0)
+
+    if rank() == 1:
+        Round.wait_outcome = miss
+    try:
+        saver.save(root / "step", state(1))
+    finally:
+        Round.wait_outcome = wait_outcome
+    return run.round.announcement
+
+
+def test_a_rank_that_misses_the_outcome_has_the_number(disk_path):
+    job = Job(2)
+    try:
+        job.start(number_without_outcome, disk_path)
+        assert job.finish() == [7, 7]
+    finally:
+        job.close()
+
+
 # The end of the store.
 
 

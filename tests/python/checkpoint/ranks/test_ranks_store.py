@@ -19,6 +19,7 @@ from penstock.errors import (
     SaveInProgressError,
     StateMismatchError,
 )
+from penstock.planning.records import history
 
 ROWS = Layout(LINE, [Shard(0)], (50, 30))
 
@@ -318,7 +319,7 @@ def fall_back_and_come_again(root):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loaded = store.load(into=into, fallback=True)
-        told = [str(one.message) for one in caught if "set aside" in str(one.message)]
+        told = [str(one.message) for one in caught if "quarantined" in str(one.message)]
     # Ranks without an error have filled their state from the damaged step.
     assert local_bytes(into["rows"]) == local_bytes(state(1)["rows"])
     assert local_bytes(loaded) == local_bytes(as_loaded(state(1)))
@@ -338,6 +339,68 @@ def test_ranks_that_fell_back_come_past_the_damaged_step(jobs, disk_path, kind):
     file.write_bytes(data)
     # Only the first rank does it.
     assert job.call(fall_back_and_come_again, root) == [(1, int(n == 0), 2) for n in range(4)]
-    ((step, path),) = penstock.CheckpointStore(root).aside()
+    ((step, path),) = penstock.CheckpointStore(root).quarantined()
     assert (step, len(list(root.glob("damaged-*")))) == (2, 1)
     assert not penstock.verify(path).ok
+
+
+# When to save.
+
+
+def saves_when_due(root, steps):
+    """Trains with steps of a length of the rank's own; returns the steps that it saved."""
+    saved = []
+    with penstock.CheckpointStore(root, save_every="auto", failures_per_hour=36_000.0) as store:
+        for step in range(1, steps + 1):
+            time.sleep(0.002 * (1 + 4 * (rank() == 1)))
+            if store.due(step):
+                store.save_async(step, state(step))
+                saved.append(step)
+    return saved
+
+
+def test_ranks_of_different_speed_save_the_same_steps(jobs, disk_path):
+    saved, *others = jobs.of(4).call(saves_when_due, disk_path / "store", 200)
+    assert others == [saved] * 3
+    assert len(saved) > 2
+
+
+def save_and_count(root):
+    """Returns the bytes that this rank wrote, and those that it knows of all ranks."""
+    with penstock.CheckpointStore(root) as store:
+        report = store.save(1, state(1))
+    return report.bytes, report.total_bytes
+
+
+def test_the_history_counts_the_bytes_of_all_ranks(jobs, disk_path):
+    counted = jobs.of(4).call(save_and_count, disk_path / "store")
+    total = sum(own for own, _ in counted)
+    assert [known for _, known in counted] == [total, None, None, None]
+    (saved,) = [one for one in history.entries(str(disk_path / "store")) if one["kind"] == "save"]
+    assert (saved["bytes"], saved["ranks"]) == (total, 4)
+    files = (disk_path / "store" / "step-0000000001").iterdir()
+    assert sum(one.stat().st_size for one in files) == total
+
+
+def goes_on_as_before(root, steps):
+    """Resumes a store that the runs before have saved to; returns the steps that it saves."""
+    training = penstock.Training(losses=[])
+    with penstock.CheckpointStore(root, save_every="auto", failures_per_hour=36_000.0) as store:
+        began = store.resume(training) or 0
+        saved = []
+        for step in range(began + 1, began + steps + 1):
+            time.sleep(0.002)
+            if store.due(step):
+                store.save(step, training)
+                saved.append(step)
+    return saved
+
+
+def test_ranks_begin_again_with_the_number_of_steps_of_the_run_before(jobs, disk_path):
+    """Rank 0 alone reads the history, and all save at the same steps."""
+    job = jobs.of(2)
+    first, other = job.call(goes_on_as_before, disk_path / "store", 120)
+    assert first == other
+    again, other = job.call(goes_on_as_before, disk_path / "store", 120)
+    assert again == other
+    assert again

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import textwrap
 
 import pytest
 
+import forks
 import penstock
 import victim
 from background import run_to_its_end
@@ -43,6 +45,78 @@ def test_a_process_that_ends_completes_its_save_first(disk_path, lazy, end, code
     # A step beyond retention is deleted as well.
     assert store.steps() == [1]
     assert (store.load()["w"] == 7).all()
+
+
+RANKS_END = """
+    import fcntl, os, sys, threading, time
+    from concurrent.futures import ThreadPoolExecutor
+    import numpy as np, penstock, torch.distributed as dist
+    from penstock.common import found
+
+    rank, root, meeting = int(sys.argv[1]), *sys.argv[2:]
+    dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=2)
+    # As if there were more ranks than one thread looks at.
+    found._LOOKED_AT = 1
+    store = penstock.CheckpointStore(root)
+    os.makedirs(store.path(1), exist_ok=True)
+    fd = os.open(store.path(1), os.O_RDONLY)
+    if rank == 0:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    dist.barrier()
+    pending = store.save_async(1, {"w": np.full(1 << 20, 7)})
+
+    def release():
+        # Once the interpreter ends, no pool of threads takes a task.
+        try:
+            while True:
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(int)
+                time.sleep(0.01)
+        except RuntimeError:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+
+    if rank == 0:
+        threading.Thread(target=release).start()
+"""
+
+
+def test_many_ranks_that_end_complete_their_save_first(disk_path):
+    root, code = disk_path / "store", textwrap.dedent(RANKS_END)
+    ranks = [
+        forks.Popen(["-c", code, str(rank), str(root), str(disk_path / "meeting")])
+        for rank in range(2)
+    ]
+    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    store = penstock.CheckpointStore(root)
+    assert store.steps() == [1]
+    assert (store.load()["w"] == 7).all()
+
+
+DCP_END = """
+    import sys, threading, time
+    from concurrent.futures import ThreadPoolExecutor
+    import torch, torch.distributed.checkpoint as dcp
+    from penstock.integrations.dcp import StorageWriter
+
+    def save():
+        try:
+            while True:
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(int)
+                time.sleep(0.01)
+        except RuntimeError:
+            writer = StorageWriter(sys.argv[1])
+            dcp.save({"w": torch.full((9,), 7.0)}, storage_writer=writer, no_dist=True)
+
+    threading.Thread(target=save).start()
+"""
+
+
+def test_a_background_save_of_dcp_is_completed_first(disk_path):
+    """Once the interpreter ends, no pool of threads takes a task."""
+    done = run_to_its_end(DCP_END, disk_path / "saved")
+    assert done.returncode == 0, done.stderr
+    assert (penstock.load(disk_path / "saved")["w"] == 7).all(), done.stderr
 
 
 FAIL = """

@@ -22,6 +22,7 @@ from penstock.errors import (
     CheckpointExistsError,
     PenstockWarning,
     SaveCancelledError,
+    SaveInProgressError,
     StorageError,
     UnsupportedStateError,
 )
@@ -33,7 +34,9 @@ torch.set_num_threads(1)
 
 
 def tree(root):
-    return sorted(str(path.relative_to(root)) for path in Path(root).rglob("*"))
+    """Paths below a directory, without the history of a store."""
+    paths = sorted(str(path.relative_to(root)) for path in Path(root).rglob("*"))
+    return [path for path in paths if path != "history.jsonl"]
 
 
 def test_a_failure_is_the_results_every_time_and_nobody_elses(disk_path):
@@ -347,6 +350,35 @@ def test_a_function_keep_that_raises_fails_no_save(disk_path):
         with pytest.warns(PenstockWarning, match="what do I know"):
             settle(pending, release)
     assert store.steps() == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["result", "exception", "wait", "close", "save"])
+def test_a_function_keep_that_waits_for_its_own_save_gets_an_error(disk_path, how):
+    caught = []
+
+    def keep(step, metadata):
+        started.wait()
+        waits = {
+            "result": lambda: pending.result(),
+            "exception": lambda: pending.exception(),
+            "wait": store.wait,
+            "close": store.close,
+            "save": lambda: store.save(2, {"w": 2}),
+        }
+        with pytest.raises(SaveInProgressError, match="its own save calls") as error:
+            waits[how]()
+        caught.append(error.value)
+        return False
+
+    started = threading.Event()
+    store = penstock.CheckpointStore(disk_path / "store", keep_last=1, keep=keep)
+    store.save_async(0, {"w": 0}).result()
+    pending = store.save_async(1, {"w": 1})
+    started.set()
+    assert pending.result(60).step == 1
+    store.wait()
+    assert [error.path for error in caught] == [store.path(1)]
+    assert store.steps() == [1]
 
 
 def settle(pending, release):

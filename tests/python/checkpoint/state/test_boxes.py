@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.checkpoint.layout import tiling
 from penstock.tensors.marks import Boxes, Frozen
 
 
@@ -29,6 +30,17 @@ def test_an_array_in_pieces_comes_back_whole_and_keeps_its_ties(tmp_path):
     target = np.zeros((6, 4))
     penstock.load(tmp_path / "ckpt", into={"w": target}, keys="w")
     assert np.array_equal(target, whole)
+
+
+def test_the_pieces_of_one_process_are_compared_once(tmp_path, monkeypatch):
+    compared = []
+
+    def check_tiled(shape, blocks, *, is_whole):
+        compared.append((shape, is_whole))
+
+    monkeypatch.setattr(tiling, "check_tiled", check_tiled)
+    penstock.save(tmp_path / "ckpt", {"w": in_pieces(np.arange(24.0).reshape(6, 4), 2)})
+    assert compared == [((6, 4), True)]
 
 
 def test_a_frozen_state_is_saved_lazily_without_a_copy_at_the_call(tmp_path):

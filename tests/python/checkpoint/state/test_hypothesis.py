@@ -106,7 +106,7 @@ def test_no_choice_keeps_a_verdict_from_the_digests(disk_path, saving, chosen, d
         # The newest step that is known to be good outlives every save.
         store.save(3, state)
         assert {1, 3} <= set(store.steps())
-        assert [step for step, _ in store.aside()] == [2]
+        assert [step for step, _ in store.quarantined()] == [2]
 
 
 @FAMILY

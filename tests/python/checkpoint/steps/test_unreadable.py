@@ -215,7 +215,7 @@ COMING_PAST_IT = """
     os.chmod(glob.glob(store.path(20) + "/shard-*")[0], 0)
     went_back_to = store.load(fallback=True)["step"]
     store.save(20, {"step": 20})
-    (aside,) = store.aside()
+    (aside,) = store.quarantined()
     os.chmod(glob.glob(aside.path + "/shard-*")[0], 0o600)
     kept = penstock.load(aside.path)["w"].tolist() == [20] * 5000
     print(json.dumps([went_back_to, store.load()["step"], kept]))
@@ -269,7 +269,7 @@ found = {
     "kept": store.retain(dry_run=True).kept[30],
     "scrubbed": [step.state for step in store.scrub().steps if step.step == 30],
     "marks": [step for step, mark in store.marks().items() if not mark.is_good],
-    "aside": store.aside(),
+    "quarantined": store.quarantined(),
     "is_left": sorted(os.listdir(directory)) == before,
 }
 print(json.dumps(found))
@@ -287,7 +287,7 @@ def test_a_manifest_that_the_device_does_not_give_back_is_no_damage(store):
     assert "step 30 is passed over" in told
     assert "Input/output error" in told
     assert found["scrubbed"] == ["failed"]
-    assert found["swept"] == found["marks"] == found["aside"] == []
+    assert found["swept"] == found["marks"] == found["quarantined"] == []
     assert found["is_left"]
     # The device works again.
     assert store.load()["step"] == 30

@@ -499,8 +499,8 @@ def test_a_step_that_was_set_aside_is_no_reason_to_begin_anew(store):
     store.save(5, Run().steps(1).training)
     damage(store, 5)
     store.verify(5)
-    path = store.set_aside(5)
-    with pytest.raises(CorruptCheckpointError, match="set aside as damaged") as caught:
+    path = store.quarantine(5)
+    with pytest.raises(CorruptCheckpointError, match="quarantined as damaged") as caught:
         store.resume(Run(seed=3).training)
     assert path in str(caught.value)
 

@@ -350,7 +350,7 @@ def fail_between_the_rounds(root, is_resumed):
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 0:
             patch.setattr(
-                *((FallbackSearch, "_set_aside") if is_resumed else (loading, "read")), fail
+                *((FallbackSearch, "_quarantine") if is_resumed else (loading, "read")), fail
             )
         try:
             if is_resumed:

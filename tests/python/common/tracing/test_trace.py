@@ -150,7 +150,7 @@ def test_requests_are_told_apart_by_size_and_alignment(tmp_path):
             options=penstock.Options(direct="off", extent_bytes=MIB),
         ),
     )
-    kinds = summary.requests(trace)
+    kinds = summary.requests(trace.requests)
     assert {kind.operation for kind in kinds} == {"write"}
     assert all(kind.direct == 0 for kind in kinds)
     full = next(kind for kind in kinds if kind.size == "1M-4M")
@@ -495,7 +495,7 @@ def test_the_summary_fits_a_terminal(tmp_path):
     lines = ran.stdout.splitlines()
     assert all(len(line) <= 80 for line in lines[1:])
     trace = recorded.read(path)
-    for kind in summary.requests(trace):
+    for kind in summary.requests(trace.requests):
         assert f"{kind.operation} {kind.size}" in ran.stdout
         assert f"{kind.requests:,}" in ran.stdout
     for words in ("save", "commit", "digest", "1M-4M", "checkpoint", "shard-00000-00.safetensors"):

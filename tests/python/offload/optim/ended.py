@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import fcntl
 import hashlib
-import multiprocessing
 import os
 import random
 import struct
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import forks
 from offload.optim.training_of import in_memory, parameters, set_gradients
 from penstock import offload
 
@@ -46,8 +46,7 @@ _SHUTDOWN = 0x8004587D
 """`EXT4_IOC_SHUTDOWN` and `XFS_IOC_GOINGDOWN`."""
 _NO_FLUSH = 2
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["torch", "torch.distributed.tensor", "torch._dynamo"])
+_processes = forks.fork_server(["torch", "torch.distributed.tensor", "torch._dynamo"])
 
 
 def digest(ours: list[Any], state: dict[str, Any]) -> str:

@@ -77,10 +77,10 @@ def quiet():
 def test_a_run_that_fell_back_comes_past_the_damaged_step(store, how, saves):
     damage(store, 30, how)
     before = sorted(os.listdir(store.path(30)))
-    with pytest.warns(PenstockWarning, match="passed over.*set aside as") as caught:
+    with pytest.warns(PenstockWarning, match="passed over.*quarantined as") as caught:
         assert store.load(fallback=True)["step"] == 20
     assert len(caught) == 1
-    ((step, path),) = store.aside()
+    ((step, path),) = store.quarantined()
     assert (step, path) == (30, f"{store.root}/damaged-0000000030-0001")
     assert path in str(caught[0].message)
     assert sorted(os.listdir(path)) == before
@@ -93,7 +93,7 @@ def test_a_run_that_fell_back_comes_past_the_damaged_step(store, how, saves):
             store.save_async(30, state_of(31), lazy=saves == "lazy").result()
         assert (store.load()["step"], store.latest()) == (31, 30)
         assert store.sweep() == []
-    assert store.aside() == [(30, path)]
+    assert store.quarantined() == [(30, path)]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -106,10 +106,10 @@ def test_a_save_takes_the_place_of_what_is_damaged(store, how, saves):
             store.save(30, state_of(31))
         assert not store.verify(30).ok
     save = store.save if saves == "save" else lambda *both: store.save_async(*both).result()
-    with pytest.warns(PenstockWarning, match="makes way for a new save.*set aside as"):
+    with pytest.warns(PenstockWarning, match="makes way for a new save.*quarantined as"):
         save(30, state_of(31))
     assert store.load()["step"] == 31
-    assert [step for step, _ in store.aside()] == [30]
+    assert [step for step, _ in store.quarantined()] == [30]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -126,13 +126,13 @@ def test_what_is_damaged_outlives_a_loop_that_always_overwrites(store, how, save
         else:
             store.save_async(30, state, overwrite=True, lazy=saves == "lazy").result()
 
-    with pytest.warns(PenstockWarning, match="makes way for a new save.*set aside as"):
+    with pytest.warns(PenstockWarning, match="makes way for a new save.*quarantined as"):
         save(31)
-    ((step, path),) = store.aside()
+    ((step, path),) = store.quarantined()
     assert (step, sorted(os.listdir(path))) == (30, before)
     # A good step is replaced.
     save(32)
-    assert (store.load()["step"], len(store.aside())) == (32, 1)
+    assert (store.load()["step"], len(store.quarantined())) == (32, 1)
 
 
 def test_what_is_overwritten_need_not_be_set_aside(store):
@@ -153,7 +153,7 @@ def test_what_is_overwritten_need_not_be_set_aside(store):
         )
         for overwrite in (True, False)
     ]
-    with pytest.warns(PenstockWarning, match="is replaced.*not be set aside: busy"):
+    with pytest.warns(PenstockWarning, match="is replaced.*not be quarantined: busy"):
         targets[0].make_way()
     with pytest.raises(StorageError, match="busy"):
         targets[1].make_way()
@@ -173,7 +173,7 @@ def test_a_single_checkpoint_is_never_set_aside(store):
     damage(store, 30, "manifest")
     with pytest.raises(CheckpointExistsError):
         penstock.save(store.path(30), {"x": 1}, step=30)
-    assert store.aside() == []
+    assert store.quarantined() == []
 
 
 def test_a_good_step_gives_way_to_nobody(store):
@@ -181,9 +181,9 @@ def test_a_good_step_gives_way_to_nobody(store):
     with pytest.raises(CheckpointExistsError):
         store.save(30, state_of(31))
     with pytest.raises(penstock.PenstockError, match="not known to be damaged"):
-        store.set_aside(30)
+        store.quarantine(30)
     with pytest.raises(CheckpointNotFoundError):
-        store.set_aside(31)
+        store.quarantine(31)
     # A step replaced since it was found damaged is no longer damaged.
     flip(store, 30)
     store.verify(30)
@@ -202,7 +202,7 @@ def test_until_then_each_load_is_the_same_error(store):
         with pytest.raises(CorruptCheckpointError, match="fallback=True"):
             store.load()
     assert (store.latest(), store.steps()) == (20, [10, 20, 30])
-    assert store.aside() == []
+    assert store.quarantined() == []
     # Flips the bit back, as if a copy were put in its place.
     flip(store, 30)
     assert store.load()["step"] == 30
@@ -234,7 +234,7 @@ def test_a_device_that_fails_once_harms_nothing(store, monkeypatch):
     with pytest.warns(PenstockWarning, match="passed over"):
         assert store.load(fallback=True)["step"] == 20
     # Another host may read it, or this one once the storage is mounted again.
-    assert (store.aside(), store.latest()) == ([], 30)
+    assert (store.quarantined(), store.latest()) == ([], 30)
     assert store.load()["step"] == 30
 
 
@@ -246,7 +246,7 @@ def test_a_host_that_can_read_nothing_takes_nothing_away(store, monkeypatch):
         evicted.setattr(loading, "read", fail)
         with pytest.raises(StorageError, match="evicted"):
             store.load(fallback=True)
-    assert (store.aside(), store.latest()) == ([], 30)
+    assert (store.quarantined(), store.latest()) == ([], 30)
     assert all(mark.is_good for mark in store.marks().values())
     with pytest.raises(CheckpointExistsError):
         store.save(30, state_of(31))
@@ -264,7 +264,7 @@ def test_what_may_not_be_read_stays(store, monkeypatch, number):
     monkeypatch.setattr(loading, "read", read_or_fail)
     with pytest.warns(PenstockWarning, match="passed over"):
         assert store.load(fallback=True)["step"] == 20
-    assert (store.aside(), store.steps()) == ([], [10, 20, 30])
+    assert (store.quarantined(), store.steps()) == ([], [10, 20, 30])
 
 
 def test_what_takes_a_newer_version_or_is_of_another_step_stays(store, quiet):
@@ -276,7 +276,7 @@ def test_what_takes_a_newer_version_or_is_of_another_step_stays(store, quiet):
     assert store.load(10, fallback=True)["step"] == 10
     shutil.rmtree(store.path(30))
     assert store.load(fallback=True)["step"] == 10
-    assert (store.aside(), os.path.exists(store.path(40))) == ([], True)
+    assert (store.quarantined(), os.path.exists(store.path(40))) == ([], True)
     with pytest.raises(CheckpointExistsError):
         store.save(40, state_of(40))
 
@@ -292,14 +292,14 @@ def test_the_last_few_and_protected_ones_are_kept(store, quiet):
         flip(keeping, 30)
         assert keeping.load(fallback=True)["step"] == 20
         keeping.save(30, state_of(30))
-    names = [Path(path).name for _, path in keeping.aside()]
+    names = [Path(path).name for _, path in keeping.quarantined()]
     assert names == [f"damaged-0000000030-{number:04}" for number in (2, 4, 5, 6)]
     assert keeping.load()["step"] == 30
     # A store that keeps all steps keeps all of these.
     flip(store, 30)
     assert store.load(fallback=True)["step"] == 20
     store.save(30, state_of(30))
-    assert len(store.aside()) == 5
+    assert len(store.quarantined()) == 5
 
 
 def test_of_many_damaged_steps_the_newest_are_kept(store, quiet):
@@ -309,9 +309,9 @@ def test_of_many_damaged_steps_the_newest_are_kept(store, quiet):
         flip(store, step)
     keeping = penstock.CheckpointStore(store.root, keep_last=2)
     assert keeping.load(fallback=True)["step"] == 10
-    assert [step for step, _ in keeping.aside()] == [20, 30, 40, 50, 60]
+    assert [step for step, _ in keeping.quarantined()] == [20, 30, 40, 50, 60]
     keeping.save(70, state_of(70))
-    assert [step for step, _ in keeping.aside()] == [40, 50, 60]
+    assert [step for step, _ in keeping.quarantined()] == [40, 50, 60]
 
 
 def test_a_store_that_cannot_be_written_says_so_and_loads(store, need_root):
@@ -319,7 +319,7 @@ def test_a_store_that_cannot_be_written_says_so_and_loads(store, need_root):
     if os.system(f"chattr +i '{store.root}' 2>/dev/null") != 0:
         pytest.skip("chattr +i does not work on this file system")
     try:
-        with pytest.warns(PenstockWarning, match="could not be set aside"):
+        with pytest.warns(PenstockWarning, match="could not be quarantined"):
             assert store.load(fallback=True)["step"] == 20
     finally:
         os.system(f"chattr -i '{store.root}'")
@@ -331,11 +331,11 @@ def test_what_is_set_aside_can_be_looked_into_and_salvaged(store, tmp_path, caps
     damage(store, 20, "manifest")
     flip(store, 30)
     store.verify(30)
-    path = store.set_aside(30)
+    path = store.quarantine(30)
     explained = penstock.explain(path)
     assert (explained.step, explained.earlier_step) == (30, 10)
     assert not penstock.verify(path).ok
     report = penstock.salvage(path, tmp_path / "salvaged")
     assert report.step == 30
     assert ls.main([store.root], standalone_mode=False) == 0
-    assert "set aside" in capsys.readouterr().out
+    assert "quarantined" in capsys.readouterr().out
