@@ -19,6 +19,7 @@ PLACES = {
     "docs/format.md": "maintainers/format.md",
     "examples/README.md": "examples/programs.md",
     "examples/ci": "examples/programs.md",
+    "examples/dlio/workload": "examples/programs.md",
     "reframe/README.md": "maintainers/reframe.md",
 }
 """Places in the site of pages outside `docs/`, or with another path than there."""

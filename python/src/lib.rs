@@ -30,6 +30,7 @@ mod names;
 mod offload;
 mod options;
 mod owner;
+mod ranges;
 mod remote;
 mod report;
 mod row_proxy;
@@ -101,6 +102,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::offload::{Executor, Share, Transfer};
+    #[pymodule_export]
+    use crate::ranges::RangeReader;
     #[pymodule_export]
     use crate::remote::{Listener, Question, Questions, probe_bucket, reach};
     #[pymodule_export]

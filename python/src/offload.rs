@@ -367,6 +367,15 @@ enum Handed {
     OfDevices(DeviceTransfer),
 }
 
+impl Transfer {
+    /// Reads of another part of the engine, all into host memory.
+    pub(crate) fn of_host(inner: executor::Transfer) -> Transfer {
+        Transfer {
+            inner: Handed::OfHost(inner),
+        }
+    }
+}
+
 #[pymethods]
 impl Transfer {
     /// Whether it has ended, successfully or not.
