@@ -104,6 +104,8 @@ def host_for_cuda() -> None:
     cuda.manual_seed = torch.manual_seed
     cuda.current_device = lambda: "cpu"
     cuda.device_count = lambda: 8
+    # With PYTORCH_NVML_BASED_CUDA_CHECK, which Accelerate sets, it would follow from the count.
+    cuda.is_available = lambda: False
     cuda.default_generators = defaultdict(lambda: torch.default_generator)
     cuda._lazy_call = lambda call, **_: call()
     cuda.Stream = cuda.Event = cuda.stream = _Stream
