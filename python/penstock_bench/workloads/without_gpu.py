@@ -11,6 +11,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+# Looks for the functions of torch.cuda at its import, before they are replaced.
+import torch._dynamo
 from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:

@@ -25,5 +25,5 @@ print(weight.device, torch.cuda.is_available())
 def test_an_optimizer_steps_however_pytorch_looks_for_devices(check):
     # Accelerate sets it for the process and its children.
     environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": check}
-    done = forks.run(["-c", STEP], env=environment, check=True)
-    assert done.stdout.split() == ["cpu", "False"]
+    done = forks.run(["-c", STEP], env=environment, popen=forks.RankPopen)
+    assert done.stdout.split() == ["cpu", "False"], done.stderr
