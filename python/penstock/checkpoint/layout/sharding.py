@@ -26,6 +26,7 @@ from penstock.errors import UnsupportedStateError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy.typing as npt
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
@@ -124,7 +125,9 @@ class Sharder:
 
     def __init__(self, rank: int, ranks: Sequence[int]) -> None:
         self.rank = rank
-        self._number_of = {number: index for index, number in enumerate(ranks)}
+        numbers = np.asarray(ranks, np.int64)
+        self._order = np.argsort(numbers)
+        self._sorted = numbers[self._order]
         self._interned: dict[bytes, Members] = {}
         self._meshes: dict[tuple[Any, ...], _Layout] = {}
         self._known: dict[tuple[Any, ...], Sharding] = {}
@@ -161,14 +164,7 @@ class Sharder:
 
     def _lay_out(self, tensor: DTensor, mesh: DeviceMesh, name: str) -> _Layout:
         layout = mesh.mesh.numpy(force=True)
-        try:
-            holders = self._members(layout.ravel().tolist())
-        except KeyError as error:
-            raise UnsupportedStateError(
-                f"{name}: its mesh has rank {error.args[0]}, which is not in the process group "
-                "that saves: save with a group that has every rank of the mesh",
-                key=name,
-            ) from None
+        holders = self._members(layout.ravel(), name)
         order = blake2b(np.ascontiguousarray(layout).tobytes(), digest_size=8).digest()
         token = order + f"{layout.shape} {tensor.placements}".encode()
         coordinate = mesh.get_coordinate()
@@ -179,13 +175,21 @@ class Sharder:
             slice(None) if _replicates(placement) else index
             for placement, index in zip(tensor.placements, coordinate, strict=True)
         )
-        same = layout[where].ravel().tolist()
-        replicas = holders if len(same) == layout.size else self._members(same)
+        same = layout[where].ravel()
+        replicas = holders if same.size == layout.size else self._members(same, name)
         return _Layout(mesh, cuts, holders, replicas, token)
 
-    def _members(self, numbers: list[int]) -> Members:
+    def _members(self, ranks: npt.NDArray[Any], name: str) -> Members:
         """Returns the members with these global ranks; the same object for equal ranks."""
-        members = Members.of(self._number_of[number] for number in numbers)
+        found = np.searchsorted(self._sorted, ranks)
+        known = self._sorted[np.minimum(found, len(self._sorted) - 1)]
+        if (known != ranks).any():
+            raise UnsupportedStateError(
+                f"{name}: its mesh has rank {ranks[known != ranks][0]}, which is not in the "
+                "process group that saves: save with a group that has every rank of the mesh",
+                key=name,
+            )
+        members = Members.of_array(self._order[found])
         return self._interned.setdefault(members.token, members)
 
 

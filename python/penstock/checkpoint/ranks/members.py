@@ -13,8 +13,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
 
 NOTHING = "-"
 """Represents the plain tensors of a rank without any."""
@@ -35,9 +39,14 @@ class Members:
     @classmethod
     def of(cls, ranks: Iterable[int]) -> Members:
         """Returns the members with these numbers."""
-        members = tuple(sorted(ranks))
-        text = ",".join(map(str, members)).encode()
-        return cls(members, blake2b(text, digest_size=8).digest())
+        return cls.of_array(np.fromiter(ranks, np.int64))
+
+    @classmethod
+    def of_array(cls, ranks: npt.NDArray[np.int64]) -> Members:
+        """Returns the members with these numbers, of which there may be a hundred thousand."""
+        members = np.sort(ranks).astype("<i8", copy=False)
+        digest = blake2b(members.tobytes(), digest_size=8).digest()
+        return cls(tuple(members.tolist()), digest)
 
     @property
     def leader(self) -> int:

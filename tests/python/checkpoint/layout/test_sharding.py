@@ -588,3 +588,25 @@ def test_a_dtensor_whose_name_is_not_its_own_is_refused():
                 flatten_sharded(
                     state, Sharder(0, range(2)), lambda hashes: [Members.of([0])] * len(hashes)
                 )
+
+
+@pytest.mark.parametrize("group", [[0, 1, 2, 3], [3, 0, 2, 1], [9, 0, 3, 2, 1]])
+def test_ranks_of_a_mesh_are_numbered_as_in_the_group(group):
+    with as_rank(0, size=10):
+        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]])
+        tensor = DTensor.from_local(
+            torch.zeros(2, 3), mesh, [Replicate(), Shard(0)], run_check=False
+        )
+        found = Sharder(group.index(0), group).sharded(tensor, "w")
+        assert found.holders.ranks == tuple(sorted(map(group.index, range(4))))
+        assert found.replicas.ranks == tuple(sorted(map(group.index, (0, 2))))
+        assert found.replicas.token == Members.of(found.replicas.ranks).token
+
+
+@pytest.mark.parametrize("group", [[0, 1], [0, 2], [4, 0, 1], [0]])
+def test_a_mesh_with_a_rank_outside_of_the_group_is_refused(group):
+    with as_rank(0, size=5):
+        mesh = DeviceMesh("cpu", [0, 1, 3])
+        tensor = DTensor.from_local(torch.zeros(2), mesh, [Shard(0)], run_check=False)
+        with pytest.raises(UnsupportedStateError, match=r"w: its mesh has rank [13], which is not"):
+            Sharder(group.index(0), group).sharded(tensor, "w")
