@@ -1,8 +1,8 @@
-"""`Stagers`: reuses the memory into which DCP copies the state for `async_save`.
+"""`Stagers`: lends the memory into which the state is copied for `async_save`.
 
-For each ``async_save`` without one DCP makes a stager, and with it all of its memory; allocating
-its pages takes most of the time that training waits. A stager that is used again copies into the
-memory it has; so one is kept from save to save, and lent to one save at a time.
+For each ``async_save`` without one DCP makes a stager, and with it all of its memory. A stager that
+is used again copies into the memory it has; so one is kept from save to save, and lent to one save
+at a time.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager
+
+from penstock.integrations.dcp.host_stager import PLAIN, HostStager
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-_PLAIN = StagingOptions(False, False, False, False)
+    from torch.distributed.checkpoint.staging import StagingOptions
 
 
 class Stagers:
@@ -23,18 +23,18 @@ class Stagers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: DefaultStager | None = None
+        self._idle: HostStager | None = None
         self._is_closed = False
 
-    def lend(self, config: StagingOptions = _PLAIN) -> AsyncStager:
+    def lend(self, config: StagingOptions = PLAIN) -> AsyncStager:
         """A stager, given back by its `close`."""
-        if config != _PLAIN:
+        if config != PLAIN:
             return DefaultStager(config)
         with self._lock:
             stager, self._idle = self._idle, None
-        return _Lent(self, stager or DefaultStager(config))
+        return _Lent(self, stager or HostStager())
 
-    def give_back(self, stager: DefaultStager) -> None:
+    def give_back(self, stager: HostStager) -> None:
         """Keeps a stager, unless another one is kept already."""
         with self._lock:
             if self._idle is None and not self._is_closed:
@@ -55,22 +55,15 @@ class _Lent(AsyncStager):
 
     _synchronize_after_execute = False
 
-    def __init__(self, stagers: Stagers, stager: DefaultStager) -> None:
+    def __init__(self, stagers: Stagers, stager: HostStager) -> None:
         self._stagers = stagers
-        self._stager: DefaultStager | None = stager
+        self._stager: HostStager | None = stager
 
-    def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copies the state to the host."""
-        stager = self._stager
-        if stager is None:
+        if self._stager is None:
             raise AssertionError("a stager is used that was closed")
-        try:
-            return stager.stage(state_dict)
-        except AssertionError:
-            # A tensor of the state has another size than at the last copy.
-            stager.close()
-            self._stager = stager = DefaultStager(_PLAIN)
-            return stager.stage(state_dict)
+        return self._stager.stage(state_dict)
 
     def synchronize_staging(self) -> None:
         """Does nothing: `stage` returns when it is done."""
