@@ -81,15 +81,18 @@ class HostStager:
         if not spans:
             return
         memory = self._reserved(sum(_aligned(span.end - span.begin) for span in spans))
-        offset, pieces = 0, []
+        offset = 0
+        pieces: list[tuple[int, int, int]] = []
         for span in spans:
             nbytes = span.end - span.begin
             place = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=offset)
             # A storage of its own, so that a pickle of one tensor does not hold all of the memory.
             span.staged = place.untyped_storage()
             to, source = place.data_ptr(), span.address + span.begin
-            for at in range(0, nbytes, _PIECE_BYTES):
-                pieces.append((to + at, source + at, min(_PIECE_BYTES, nbytes - at)))
+            pieces += [
+                (to + at, source + at, min(_PIECE_BYTES, nbytes - at))
+                for at in range(0, nbytes, _PIECE_BYTES)
+            ]
             offset += _aligned(nbytes)
         _copy_pieces(pieces, threads=1 if offset <= _ALONE_BYTES_MAX else _threads())
 
@@ -120,7 +123,10 @@ class HostStager:
         if kind is list or kind is tuple:
             return kind(self._copied(child, spans, known) for child in value)
         if id(value) not in known:
-            known[id(value)] = _staged(value, spans) if _is_plain(value) else self._by_dcp(value)
+            if _is_plain(value):
+                known[id(value)] = _staged(value, spans)
+            else:
+                known[id(value)] = _cloned(value) if _needs_clone(value) else self._by_dcp(value)
         return known[id(value)]
 
     def _by_dcp(self, value: Any) -> Any:
@@ -143,6 +149,17 @@ def _is_plain(value: Any) -> bool:
         and value.data_ptr() != 0
         and not vars(value)
     )
+
+
+def _needs_clone(value: Any) -> bool:
+    """Whether DCP's stager fails for a tensor, or forgets that its elements are conjugated."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and (
+        value.is_sparse or value.is_conj() or value.is_neg()
+    )
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().clone().cpu()
 
 
 def _collect(value: Any, spans: dict[int, _Span], known: set[int]) -> None:
@@ -189,7 +206,7 @@ def _copy_pieces(pieces: list[tuple[int, int, int]], threads: int) -> None:
         for to, source, nbytes in rest:
             ctypes.memmove(to, source, nbytes)
 
-    others = [threading.Thread(target=run, name="penstock-staging") for _ in range(threads - 1)]
+    others = [threading.Thread(target=run, name="penstock-dcp-copy") for _ in range(threads - 1)]
     begun = []
     try:
         for one in others:

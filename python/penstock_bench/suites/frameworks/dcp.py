@@ -31,13 +31,15 @@ _WAYS = ("save", "save, installed", "async_save", "async_save, installed")
 
 @command("save", "async_save", rounds_usual=5)
 @click.option("--size-gb", type=click.FloatRange(min=0.001), default=0.5, show_default=True)
-def main(place: Path, rounds: int, size_gb: float) -> tuple[str, Found]:
+@click.option("--tensor-mb", type=click.FloatRange(min=0.001), default=16.8, show_default=True)
+def main(place: Path, rounds: int, size_gb: float, tensor_mb: float) -> tuple[str, Found]:
     """Save with DCP's `save` and `async_save`, without Penstock and with `enable`."""
     warnings.simplefilter("ignore")
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    layers = max(1, round(size_gb * 1e9 / (4 << 22)))
-    state = {f"layer.{index}": torch.randn(1 << 22) for index in range(layers)}
+    elements = round(tensor_mb * 1e6 / 4)
+    layers = max(1, round(size_gb * 1e9 / (4 * elements)))
+    state = {f"layer.{index}": torch.randn(elements) for index in range(layers)}
 
     def measured(way: str, _: int) -> dict[str, float]:
         with enable() if way.endswith("installed") else contextlib.nullcontext():
@@ -47,7 +49,7 @@ def main(place: Path, rounds: int, size_gb: float) -> tuple[str, Found]:
 
     found = by_turns(_WAYS, rounds, measured)
     dist.destroy_process_group()
-    return f"{size_gb:g} GB", found
+    return f"{layers} tensors of {tensor_mb:g} MB", found
 
 
 def _measured(way: str, state: dict[str, Any], path: Path) -> dict[str, float]:
