@@ -38,7 +38,7 @@ impl Ids {
         } = *self;
         let count = self.count() as usize;
         let mut found = Vec::with_capacity(count);
-        let mut bytes = vec![0; PIECE * width];
+        let mut bytes = vec![0; PIECE.min(count) * width];
         for first in (0..count).step_by(PIECE) {
             let here = PIECE.min(count - first) * width;
             self.region
@@ -59,18 +59,19 @@ impl Ids {
     }
 }
 
-fn push<const N: usize, Id: Into<i128>>(
+fn push<const N: usize, Id: Copy + Into<i128> + TryInto<u64>>(
     found: &mut Vec<u64>,
     bytes: &[u8],
     rows: u64,
     id: impl Fn([u8; N]) -> Id,
 ) -> Result<(), Error> {
     for one in bytes.as_chunks::<N>().0 {
-        let id = id(*one).into();
-        match u64::try_from(id) {
+        let id = id(*one);
+        // Arithmetic of 128 bits is for the error alone: it would be a tenth of a small batch.
+        match id.try_into() {
             Ok(row) if row < rows => found.push(row),
             _ => {
-                let position = found.len();
+                let (position, id) = (found.len(), id.into());
                 return Err(Error::OutOfRange { position, id, rows });
             }
         }

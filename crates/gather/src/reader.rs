@@ -292,7 +292,8 @@ impl ReaderShared {
             cache.lock().index.cancel(number);
         }
         looked_up?;
-        if !missing.is_empty() || begun.is_empty() {
+        // A batch whose rows were all cached has no parts: nothing of it is under way.
+        if !missing.is_empty() {
             begun.push(self.begin(missing)?);
         }
         Ok(Batch::of_all(begun))

@@ -246,3 +246,42 @@ fn ids_beyond_the_table_are_refused() {
         "ids[1] is 5: the table has rows 0 to 4"
     );
 }
+
+/// A small batch is copied without cutting its result into pieces, a large one piece by piece.
+#[test]
+fn cached_rows_are_there_at_once_in_batches_of_any_size() {
+    let directory = directory();
+    let executor = executor(EngineChoice::Auto, Faults::new(1));
+    let table = table(directory.path(), Shape::plain(4096, 512));
+    let reader = reader(table, &executor, Some(4096), 4096);
+    let hits = || reader.counts().hits.load(Relaxed);
+    for rows in [1, 63, 64, 65, 1024, 2047, 2048, 4096] {
+        let ids: Vec<u64> = (0..rows).map(|at| at * 2_467 % 4096).collect();
+        gather(&reader, &ids).unwrap();
+        let before = (hits(), reader.counts().read_rows.load(Relaxed));
+        let (batch, handle) = begin(&reader, &ids);
+        assert!(batch.is_done(), "nothing is to be read");
+        let (told, heard) = std::sync::mpsc::channel();
+        batch.on_done(Box::new(move || told.send(()).unwrap()));
+        assert!(heard.try_recv().is_ok(), "it is told at once");
+        end(&ids, 512, batch, handle).unwrap();
+        let after = (hits(), reader.counts().read_rows.load(Relaxed));
+        assert_eq!(after, (before.0 + rows, before.1));
+    }
+}
+
+/// Hits are copied before slots are claimed for the rest, which may take the slots of these hits.
+#[test]
+fn rows_that_a_batch_evicts_are_still_its_own() {
+    let directory = directory();
+    let executor = executor(EngineChoice::Auto, Faults::new(1));
+    let table = table(directory.path(), Shape::plain(512, 512));
+    let reader = reader(table, &executor, Some(8), 4096);
+    for first in 0..64 {
+        // Eight rows fill the cache; the next batch has some of them, others, and some twice.
+        gather(&reader, &(first..first + 8).collect::<Vec<_>>()).unwrap();
+        let ids: Vec<u64> = (first + 4..first + 100).chain(first..first + 8).collect();
+        gather(&reader, &ids).unwrap();
+    }
+    assert!(reader.counts().hits.load(Relaxed) > 64 * 4);
+}

@@ -245,8 +245,11 @@ class Features:
     ) -> PendingRows:
         self._check_open()
         shape = (*numbers.shape, *self.source.row_shape)
-        with self._naming(numbers):
+        # Not `_naming`: entering a generator takes as long as announcing a small batch.
+        try:
             return self._batches.begin(numbers, shape, out, device, hinted)
+        except IndexError as error:
+            raise self._named(error, numbers) from None
 
     def pin(self, ids: Any) -> int:
         """Reads rows into the cache and keeps them there until the table is closed.
@@ -282,7 +285,10 @@ class Features:
         try:
             yield
         except IndexError as error:
-            raise IndexError(f"{error} ({self._name}; ids are {numbers.dtype})") from None
+            raise self._named(error, numbers) from None
+
+    def _named(self, error: IndexError, numbers: RowIds) -> IndexError:
+        return IndexError(f"{error} ({self._name}; ids are {numbers.dtype})")
 
     def _check_open(self) -> None:
         if self._io is None:

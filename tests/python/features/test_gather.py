@@ -231,6 +231,15 @@ def test_results_are_of_the_kind_and_shape_of_the_ids(tmp_path: Path) -> None:
         assert tensor._version > version
 
 
+def test_ids_are_read_where_a_tensor_has_them(tmp_path: Path) -> None:
+    source, want = table_of(tmp_path, rows=64, width=32)
+    numbers = torch.arange(64).flip(0)
+    cases = [numbers[7:50], numbers[::3], numbers.view(8, 8).T, numbers.int()[5:], numbers[:0]]
+    with features.Features(source, cache=features.Cache(1 << 16)) as table:
+        for ids in cases * 2:
+            assert torch.equal(table.gather(ids), torch.from_numpy(want)[ids.long()])
+
+
 def test_a_large_result_is_reused_only_when_nobody_has_it(tmp_path: Path) -> None:
     source, want = table_of(tmp_path, rows=200, width=1024)
     with features.Features(source) as table:

@@ -149,19 +149,19 @@ impl ParallelWork for Copying {
 
 impl ResultPiece {
     fn copied(mut self, reading: &Reading<'_>, width: usize, is_streamed: bool) -> Copied {
-        let copy = match is_streamed {
-            true => stream_copy,
-            false => |from: &[u8], to: &mut [u8]| to.copy_from_slice(from),
-        };
-        let out = self.memory.as_mut_slice();
         let mut coming = Vec::new();
-        for &(position, slot) in &self.there {
-            let Some(bytes) = reading.slot(slot) else {
-                coming.push(position);
-                continue;
-            };
-            let start = (position - self.first) * width;
-            copy(&bytes[..width], &mut out[start..start + width]);
+        let out = &mut self.memory;
+        match is_streamed {
+            true => copy_by(
+                stream_copy,
+                reading,
+                &self.there,
+                self.first,
+                width,
+                out,
+                &mut coming,
+            ),
+            false => copy_rows(reading, &self.there, self.first, width, out, &mut coming),
         }
         Copied {
             first: self.first,
@@ -169,6 +169,40 @@ impl ResultPiece {
             memory: self.memory,
             coming,
         }
+    }
+}
+
+/// Copies rows of `width` bytes from slots into a part of a result that begins at position
+/// `begin`; adds the positions whose slots are being written to `coming`.
+pub(super) fn copy_rows(
+    reading: &Reading<'_>,
+    there: &[(usize, Slot)],
+    begin: usize,
+    width: usize,
+    out: &mut IoBuf,
+    coming: &mut Vec<usize>,
+) {
+    let copy = |from: &[u8], to: &mut [u8]| to.copy_from_slice(from);
+    copy_by(copy, reading, there, begin, width, out, coming);
+}
+
+fn copy_by(
+    copy: impl Fn(&[u8], &mut [u8]),
+    reading: &Reading<'_>,
+    there: &[(usize, Slot)],
+    begin: usize,
+    width: usize,
+    out: &mut IoBuf,
+    coming: &mut Vec<usize>,
+) {
+    let out = out.as_mut_slice();
+    for &(position, slot) in there {
+        let Some(bytes) = reading.slot(slot) else {
+            coming.push(position);
+            continue;
+        };
+        let start = (position - begin) * width;
+        copy(&bytes[..width], &mut out[start..start + width]);
     }
 }
 

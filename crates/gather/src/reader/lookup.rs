@@ -8,11 +8,11 @@ use std::thread;
 use penstock_io::buffer::{IoBuf, Lent};
 use penstock_io::executor::{ParallelWork, Share};
 
-use super::copying::{Copying, Pieces, ResultPiece};
+use super::copying::{Copying, Pieces, ResultPiece, copy_rows};
 use super::shared::Counts;
-use crate::cache::{Cache, CachedRow, Claimed};
+use crate::cache::{Cache, CachedRow, Claimed, Inner};
 use crate::error::Result;
-use crate::index::FETCHED;
+use crate::index::{FETCHED, Slot};
 
 /// Rows looked up under one lock, and bytes of them copied while their slots cannot be reused.
 const LOOKED_UP: usize = 16 << 10;
@@ -63,6 +63,13 @@ impl Asked<'_> {
         out: IoBuf,
         mut take: impl FnMut(&[usize], Pieces) -> Result<()>,
     ) -> Result<()> {
+        if self.rows <= LOOKED_UP && self.rows * self.width < PIECE_BYTES * SHARED_OUT {
+            let (rest, out) = self.copy_alone(&key, out);
+            return match rest.is_empty() {
+                true => Ok(()),
+                false => take(&rest, Pieces::whole(out, self.width)),
+            };
+        }
         let piece = (PIECE_BYTES / self.width).clamp(1, LOOKED_UP);
         let step = piece * (COPIED_BYTES / (piece * self.width)).clamp(1, LOOKED_UP / piece);
         let mut out = Some(out);
@@ -81,6 +88,27 @@ impl Asked<'_> {
         Ok(())
     }
 
+    /// Copies the cached rows of a batch too small for other threads to help, without cutting its
+    /// result into pieces. Returns the positions of the others, and the result.
+    fn copy_alone(&self, key: impl Fn(usize) -> u64, mut out: IoBuf) -> (Vec<usize>, IoBuf) {
+        let mut rest = Vec::new();
+        let mut there = Vec::with_capacity(self.rows);
+        let mut inner = self.cache.lock();
+        // Before the lookup: a slot found after it keeps its row.
+        let reading = self.cache.slots().read();
+        find(&mut inner, 0..self.rows, key, &mut there, &mut rest);
+        drop(inner);
+        let found = rest.len();
+        copy_rows(&reading, &there, 0, self.width, &mut out, &mut rest);
+        drop(reading);
+        let hits = self.rows - rest.len();
+        self.counts.hits.fetch_add(hits as u64, Relaxed);
+        if rest.len() > found {
+            rest.sort_unstable();
+        }
+        (rest, out)
+    }
+
     fn copy_what_is_there(
         &self,
         positions: Range<usize>,
@@ -97,20 +125,7 @@ impl Asked<'_> {
         for (count, first) in positions.clone().step_by(piece).enumerate() {
             let last = positions.end.min(first + piece);
             let mut there = Vec::with_capacity(last - first);
-            let mut keys = [0; FETCHED];
-            for first in (first..last).step_by(FETCHED) {
-                let last = last.min(first + FETCHED);
-                let keys = &mut keys[..last - first];
-                for (known, position) in keys.iter_mut().zip(first..last) {
-                    *known = key(position);
-                }
-                for (position, slot) in (first..last).zip(inner.index.find_each(keys)) {
-                    match slot {
-                        Some(slot) => there.push((position, slot)),
-                        None => rest.push(position),
-                    }
-                }
-            }
+            find(&mut inner, first..last, &key, &mut there, &mut rest);
             let memory = pieces.take();
             copying.push(ResultPiece {
                 first,
@@ -158,6 +173,31 @@ impl Asked<'_> {
             Miss { position, how }
         };
         positions.iter().map(how).collect()
+    }
+}
+
+/// Looks up the rows of some positions: adds the slots of cached ones to `there`, and the positions
+/// of the others to `rest`.
+fn find(
+    inner: &mut Inner,
+    positions: Range<usize>,
+    key: impl Fn(usize) -> u64,
+    there: &mut Vec<(usize, Slot)>,
+    rest: &mut Vec<usize>,
+) {
+    let mut keys = [0; FETCHED];
+    for first in positions.clone().step_by(FETCHED) {
+        let last = positions.end.min(first + FETCHED);
+        let keys = &mut keys[..last - first];
+        for (known, position) in keys.iter_mut().zip(first..last) {
+            *known = key(position);
+        }
+        for (position, slot) in (first..last).zip(inner.index.find_each(keys)) {
+            match slot {
+                Some(slot) => there.push((position, slot)),
+                None => rest.push(position),
+            }
+        }
     }
 }
 

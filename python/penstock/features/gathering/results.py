@@ -34,6 +34,7 @@ class Results:
     def __init__(self, dtype: str, item_bytes: int) -> None:
         self._dtype = dtype
         self._item_bytes = item_bytes
+        self._torch_kind: tuple[Any, torch.dtype] | None = None
         self._stock = _native.CachingHostAllocator(_KEPT_BYTES, False)
 
     def empty(self, shape: Sequence[int], *, is_torch: bool) -> Any:
@@ -42,7 +43,7 @@ class Results:
         count = math.prod(sizes)
         nbytes = count * self._item_bytes
         if is_torch:
-            torch, kind = dtypes.import_torch(), dtypes.torch_dtype(self._dtype)
+            torch, kind = self._torch()
             if nbytes < _KEPT_FROM_BYTES:
                 return torch.empty(sizes, dtype=kind, device="cpu")
             return torch.frombuffer(self._take(nbytes), dtype=kind, count=count).view(sizes)
@@ -52,6 +53,12 @@ class Results:
         held = self._take(nbytes)
         elements = np.frombuffer(held, array_kind, count)  # type: ignore[call-overload]
         return elements.reshape(sizes)
+
+    def _torch(self) -> tuple[Any, torch.dtype]:
+        """PyTorch and its name of the elements' type, looked up once."""
+        if self._torch_kind is None:
+            self._torch_kind = dtypes.import_torch(), dtypes.torch_dtype(self._dtype)
+        return self._torch_kind
 
     def _array_kind(self) -> np.dtype[Any]:
         """The NumPy type of arrays; raises `MissingDependencyError` if NumPy has none."""

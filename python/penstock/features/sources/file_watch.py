@@ -18,6 +18,7 @@ class FileWatch:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self._paths = tuple(dict.fromkeys(segment.path for segment in source.segments))
         self._marks = FileMarks({one.path: one.mark for one in source.segments})
         self._comparing = threading.Lock()
         self._differing: set[str] = set()
@@ -25,7 +26,9 @@ class FileWatch:
     def check(self) -> None:
         """Raises `CorruptCheckpointError` if a file was written to, replaced or removed."""
         source = self._source
-        for path in dict.fromkeys(segment.path for segment in source.segments):
+        for path in self._paths:
+            if self._marks.is_unchanged(path):
+                continue
             change, _ = self._marks.inspect(path)
             if change is Change.NONE:
                 continue
