@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import threading
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,12 +13,18 @@ import pytest
 import torch
 from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.nn import SAGEConv
-from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput
+from torch_geometric.sampler import (
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NegativeSampling,
+    NodeSamplerInput,
+)
 
 import penstock
 from features.tables import table_of
 from penstock import features
 from penstock.integrations.pyg import FeatureStore, GatherLoader, Graph, NeighborSampler
+from penstock.integrations.pyg.packing import PackedSample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -260,3 +268,57 @@ def test_a_network_learns_from_a_table(table: Any, edge_index: Any) -> None:
 
     assert losses(opened) == losses(want)
     assert np.isfinite(losses(want)).all()
+
+
+def sample_of(node: Any) -> Any:
+    return HeteroSamplerOutput(
+        node={"paper": node, "author": torch.empty(0, dtype=torch.long)},
+        row={("paper", "cites", "paper"): torch.arange(7, dtype=torch.int32)},
+        col={("paper", "cites", "paper"): torch.arange(14)[::2]},
+        edge=None,
+        num_sampled_nodes={"paper": [2, 3], "author": [0, 0]},
+        metadata=(torch.tensor(True), None),
+    )
+
+
+def test_a_sample_arrives_as_it_was_in_memory_of_its_own() -> None:
+    node = torch.tensor([5, 3, 11])
+    packed = PackedSample(sample_of(node))
+    node.zero_()
+    first, second = packed.unpacked(), packed.unpacked()
+    first.node["paper"].fill_(1)
+    assert second.node["paper"].tolist() == [5, 3, 11]
+    assert second.node["author"].shape == (0,)
+    assert second.node["author"].dtype == torch.long
+    (row,), (col,) = second.row.values(), second.col.values()
+    assert row.dtype == torch.int32
+    assert (row.tolist(), col.tolist()) == ([*range(7)], [*range(0, 14, 2)])
+    assert second.edge is None
+    assert second.num_sampled_nodes == {"paper": [2, 3], "author": [0, 0]}
+    assert second.metadata[0].item() is True
+    assert second.metadata[1] is None
+    assert not any(one.is_shared() for one in (row, col, second.node["paper"]))
+
+
+def test_one_memory_is_sent_however_many_tensors_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+    reduced = torch.multiprocessing.reductions.reduce_storage
+
+    def counting(storage: Any) -> Any:
+        sent.append(storage)
+        return reduced(storage)
+
+    packed = PackedSample(sample_of(torch.arange(3)))
+    monkeypatch.setitem(vars(ForkingPickler)["_extra_reducers"], torch.UntypedStorage, counting)
+    ForkingPickler(io.BytesIO()).dump(packed)
+    assert len(sent) == 1
+
+
+def test_tensors_that_are_more_than_their_elements_arrive_too() -> None:
+    sparse = torch.eye(3).to_sparse()
+    wanted = {"sparse": sparse, "grown": torch.ones(2, requires_grad=True), "word": "x"}
+    found = PackedSample([wanted, (torch.arange(2),)]).unpacked()
+    assert torch.equal(found[0]["sparse"].to_dense(), torch.eye(3))
+    assert found[0]["grown"].tolist() == [1, 1]
+    assert found[0]["word"] == "x"
+    assert found[1][0].tolist() == [0, 1]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import get_worker_info
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import SamplerOutput
 
 from penstock.integrations.pyg.epoch import Epoch, EpochPosition
 from penstock.integrations.pyg.landing import Landing
 from penstock.integrations.pyg.order import Order
+from penstock.integrations.pyg.packing import PackedSample
 from penstock.integrations.pyg.sampler import NeighborSampler
 from penstock.tensors.devices import device_of
 
@@ -234,8 +235,8 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
 
     def prepared(self, sampled: Any) -> Any:
         """Prepares a sampled neighbourhood for its batch."""
-        if self.num_workers:
-            sampled = _own(sampled)
+        if isinstance(sampled, PackedSample):
+            sampled = sampled.unpacked()
         transform = self._transform_sampled
         return sampled if transform is None else transform(sampled)
 
@@ -286,21 +287,5 @@ class _Sampling:
         self._nodes = nodes
 
     def __call__(self, index: Any) -> Any:
-        return self._sampler.sample_from_nodes(self._nodes[index])
-
-
-def _own(value: Any) -> Any:
-    """A copy in memory of this process alone.
-
-    A tensor from a worker holds a file descriptor, and a window has many tensors.
-    """
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _own(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_own(one) for one in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        known = {one.name: _own(getattr(value, one.name)) for one in dataclasses.fields(value)}
-        return dataclasses.replace(value, **known)
-    return value
+        sampled = self._sampler.sample_from_nodes(self._nodes[index])
+        return sampled if get_worker_info() is None else PackedSample(sampled)
