@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use penstock_keys::KeyError;
+
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -197,6 +199,54 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
+    /// The checkpoint is sealed, and no identities were given.
+    #[error("{path} is sealed")]
+    Sealed {
+        /// The checkpoint directory.
+        path: PathBuf,
+    },
+    /// The checkpoint is clear where a sealed one is demanded.
+    #[error("{path} is not sealed, and a sealed checkpoint is demanded")]
+    NotSealed {
+        /// The checkpoint directory.
+        path: PathBuf,
+    },
+    /// The key that the identities give is that of another checkpoint.
+    #[error("{path}: the identities give a key that is not the key of this checkpoint")]
+    WrongKey {
+        /// The checkpoint directory.
+        path: PathBuf,
+    },
+    /// The digests match, but somebody without the key has changed or exchanged sealed bytes.
+    #[error("{}", corrupt_message(path, file.as_deref(), *offset, tensor.as_deref(), detail))]
+    Tampered {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// The file's name inside it, where one is known.
+        file: Option<String>,
+        /// Position of the chunk in the file, in bytes.
+        offset: Option<u64>,
+        /// A tensor in the chunk.
+        tensor: Option<String>,
+        /// Description of the mismatch.
+        detail: String,
+    },
+    /// This job cannot seal what it would write, or cannot read what is sealed.
+    #[error("{path}: {detail}")]
+    CannotSeal {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// What is not sealed.
+        detail: String,
+    },
+    /// A key is not available.
+    #[error("cannot find the key of {path}")]
+    Key {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// The reason.
+        source: KeyError,
+    },
     /// The I/O engine or its memory failed.
     #[error(transparent)]
     Io(penstock_io::Error),
@@ -272,6 +322,17 @@ impl Error {
         Error::Malformed {
             path: path.to_owned(),
             file: Some(file.to_owned()),
+            tensor: None,
+            detail: detail.into(),
+        }
+    }
+
+    /// Tampering with a named file, at an unknown position.
+    pub(crate) fn tampered(path: &Path, file: &str, detail: impl Into<String>) -> Error {
+        Error::Tampered {
+            path: path.to_owned(),
+            file: Some(file.to_owned()),
+            offset: None,
             tensor: None,
             detail: detail.into(),
         }
@@ -401,6 +462,20 @@ impl Error {
             | Error::Full {
                 operation, source, ..
             } => storage_remedy(operation, source),
+            Error::Sealed { .. } => {
+                "pass identities=, or name their file in PENSTOCK_IDENTITIES"
+            }
+            Error::NotSealed { .. } => {
+                "find out who put it there; to read a clear checkpoint, pass no identities"
+            }
+            Error::WrongKey { .. } => {
+                "its wraps are those of another checkpoint: restore manifest.json from a copy"
+            }
+            Error::Tampered { .. } => {
+                "find out who writes to the storage, and load another checkpoint or a copy"
+            }
+            Error::CannotSeal { .. } => "leave that out, or save without sealing=",
+            Error::Key { source, .. } => key_remedy(source),
             Error::Io(penstock_io::Error::EngineUnavailable {
                 engine: "threads", ..
             }) => "raise the limit of threads or memory (ulimit -u, ulimit -v, the container's)",
@@ -417,6 +492,18 @@ impl Error {
             Error::Io(_) => "see the system's message",
             Error::Interrupted => "what was stored is as it was",
         }
+    }
+}
+
+/// The remedy for a key that is not available.
+fn key_remedy(error: &KeyError) -> &'static str {
+    match error {
+        KeyError::NoIdentity { .. } | KeyError::WrongKey { .. } => {
+            "pass the identity of one of the recipients; `penstock keys list PATH` shows them"
+        }
+        KeyError::Kms { .. } => "check the service and its credentials",
+        KeyError::Entropy => "check the random device of the system",
+        _ => "",
     }
 }
 

@@ -191,6 +191,7 @@ impl Description {
             aliases: Vec::new(),
             tree: RawValue::from_string("null".to_owned()).expect("it is JSON"),
             missing: Vec::new(),
+            sealed: None,
         };
         for name in names.iter().filter(|name| name::is_shard(name, rank, id)) {
             match tensors_of(&path.join(name), files, part.files.len(), world_size > 1) {
@@ -205,6 +206,7 @@ impl Description {
                         digest: Digest::EMPTY,
                         chunk_bytes: CHUNK_BYTES,
                         chunks: Vec::new(),
+                        sealed: None,
                     });
                     part.tensors.extend(tensors);
                     for missing in &unknown {
