@@ -12,8 +12,8 @@ pub type Result<T> = std::result::Result<T, KeyError>;
 pub enum KeyError {
     /// No identity belongs to a recipient of the checkpoint.
     #[error(
-        "none of {identities} identities belongs to a recipient of the checkpoint: {}",
-        recipients.join(", ")
+        "none of the identities ({identities}) belongs to a recipient of the checkpoint: {}",
+        shorten(recipients)
     )]
     NoIdentity {
         /// Number of identities.
@@ -76,4 +76,15 @@ pub enum KeyError {
     /// The system has no random numbers.
     #[error("the system gives no random numbers")]
     Entropy,
+}
+
+/// Recipients that a message names.
+const NAMED_MAX: usize = 4;
+
+fn shorten(recipients: &[String]) -> String {
+    let named = recipients[..recipients.len().min(NAMED_MAX)].join(", ");
+    match recipients.len().checked_sub(NAMED_MAX) {
+        None | Some(0) => named,
+        Some(more) => format!("{named} and {more} more"),
+    }
 }

@@ -4,7 +4,13 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{DataKey, Result};
+use crate::{DataKey, KeyError, Result};
+
+/// Kinds of wraps, as manifests name them.
+pub(crate) const KEY_FILE: &str = "key-file";
+pub(crate) const PASSPHRASE: &str = "passphrase";
+pub(crate) const AGE: &str = "age";
+pub(crate) const KMS: &str = "kms";
 
 /// The data key of an attempt, encrypted for one recipient.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +33,31 @@ pub trait Unwrap: Send + Sync {
     /// [`crate::KeyError::NoIdentity`] if no identity belongs to a recipient of the wraps,
     /// [`crate::KeyError::WrongKey`] if one does and the wrap does not open with it.
     fn unwrap(&self, wraps: &[Wrap]) -> Result<DataKey>;
+}
+
+/// The outcome of one identity at one wrap.
+#[derive(Debug)]
+pub(crate) enum Opened {
+    Key(DataKey),
+    /// The wrap is for another recipient.
+    NotMine,
+    /// The wrap is for this identity, or may be, and does not open.
+    Failed(KeyError),
+}
+
+pub(crate) fn wrong_key(wrap: &Wrap) -> KeyError {
+    KeyError::WrongKey {
+        kind: wrap.kind.clone(),
+        recipient: wrap.recipient.clone(),
+    }
+}
+
+pub(crate) fn bad_wrap(wrap: &Wrap, reason: impl Into<String>) -> KeyError {
+    KeyError::BadWrap {
+        kind: wrap.kind.clone(),
+        recipient: wrap.recipient.clone(),
+        reason: reason.into(),
+    }
 }
 
 fn to_base64<S: Serializer>(bytes: &[u8], serializer: S) -> std::result::Result<S::Ok, S::Error> {
