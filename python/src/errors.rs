@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
+use penstock_keys::KeyError;
 use penstock_store::Error;
 use penstock_store::format::header::InvalidHeader;
 use pyo3::exceptions::{PyIndexError, PyRuntimeError};
@@ -51,6 +52,63 @@ pub(crate) fn raise_transfer(py: Python<'_>, error: &penstock_io::Error) -> PyEr
     described
         .and_then(|class| construct(py, class, &message, &fields))
         .unwrap_or_else(|failure| failure)
+}
+
+/// The exception for a key that is not available.
+pub(crate) fn raise_key(py: Python<'_>, error: &KeyError) -> PyErr {
+    if let KeyError::Kms {
+        source: Some(source),
+        ..
+    } = error
+        && let Some(raised) = source.downcast_ref::<PyErr>()
+    {
+        return raised.clone_ref(py);
+    }
+    let message = match error {
+        KeyError::Io { source, .. } => format!("{error}: {source}; {}", key_remedy(error)),
+        _ => format!("{error}; {}", key_remedy(error)),
+    };
+    let fields = PyDict::new(py);
+    of_key(&fields, error)
+        .and_then(|class| construct(py, class, &message, &fields))
+        .unwrap_or_else(|failure| failure)
+}
+
+fn key_remedy(error: &KeyError) -> &'static str {
+    match error {
+        KeyError::NoIdentity { .. } => "give the identity of one of these recipients",
+        KeyError::WrongKey { .. } => "give the key that the checkpoint was sealed for",
+        KeyError::BadWrap { .. } => "restore the manifest from a copy",
+        KeyError::BadFile { .. } | KeyError::BadText { .. } => {
+            "`penstock keys generate FILE` makes a file of the right form"
+        }
+        KeyError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+            "choose another file: a key is never overwritten"
+        }
+        KeyError::Io { .. } => "check the path, the mode of the file and its owner",
+        _ => "see the message",
+    }
+}
+
+fn of_key(fields: &Bound<'_, PyDict>, error: &KeyError) -> PyResult<&'static str> {
+    Ok(match error {
+        KeyError::NoIdentity { .. } | KeyError::WrongKey { .. } | KeyError::BadWrap { .. } => {
+            "WrongKeyError"
+        }
+        KeyError::BadFile { path, .. } => {
+            fields.set_item("path", path.as_os_str())?;
+            "KeyFileError"
+        }
+        KeyError::BadText { .. } => "KeyFileError",
+        KeyError::Io { path, source } => {
+            storage(fields, path.as_os_str().to_owned(), errno(source))?
+        }
+        KeyError::Kms { uri, .. } => {
+            fields.set_item("uri", uri)?;
+            "KmsError"
+        }
+        _ => "PenstockError",
+    })
 }
 
 /// The exception for rows that could not be gathered or written.

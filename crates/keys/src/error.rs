@@ -72,6 +72,8 @@ pub enum KeyError {
         uri: String,
         /// The client's reason.
         reason: String,
+        /// The client's error.
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
     /// The system has no random numbers.
     #[error("the system gives no random numbers")]

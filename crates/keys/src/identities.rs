@@ -50,6 +50,12 @@ impl Identities {
         Ok(Identities { keys, kms })
     }
 
+    /// Number of keys.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.keys.len()
+    }
+
     fn open(&self, identity: &Key, wrap: &Wrap) -> Opened {
         match identity {
             Key::KeyFile(key_file) => key_file.open(wrap),

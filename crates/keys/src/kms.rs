@@ -151,6 +151,7 @@ impl ProcessKeys {
             return Err(KeyError::Kms {
                 uri: uri.to_owned(),
                 reason: format!("it returned {} bytes for a key", encrypted.len()),
+                source: None,
             });
         }
         self.keep(uri, &encrypted, &kek);
