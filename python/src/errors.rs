@@ -282,7 +282,34 @@ pub(crate) fn internal(py: Python<'_>, panic: &(dyn Any + Send)) -> PyErr {
     construct(py, "PenstockError", &message, &PyDict::new(py)).unwrap_or_else(|failure| failure)
 }
 
+/// The exception for a key of a checkpoint that is not available.
+fn of_checkpoint_key(
+    py: Python<'_>,
+    message: &str,
+    path: &Path,
+    error: &KeyError,
+) -> PyResult<PyErr> {
+    match error {
+        KeyError::NoIdentity { .. } | KeyError::WrongKey { .. } => {
+            let fields = PyDict::new(py);
+            fields.set_item("path", path.as_os_str())?;
+            construct(py, "WrongKeyError", message, &fields)
+        }
+        // The digest of the manifest is right, so the wrap was not damaged.
+        KeyError::BadWrap { .. } => {
+            let fields = PyDict::new(py);
+            fields.set_item("path", path.as_os_str())?;
+            fields.set_item("file", penstock_store::MANIFEST)?;
+            construct(py, "TamperedError", message, &fields)
+        }
+        error => Ok(raise_key(py, error)),
+    }
+}
+
 fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
+    if let Error::Key { path, source } = error {
+        return of_checkpoint_key(py, message, path, source);
+    }
     let fields = PyDict::new(py);
     let text = |path: &Path| path.as_os_str().to_owned();
     if let Some((class, path)) = about_a_directory(error) {
@@ -355,6 +382,7 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
 fn about_content(fields: &Bound<'_, PyDict>, error: &Error) -> PyResult<Option<&'static str>> {
     let path = match error {
         Error::Corrupt { path, .. }
+        | Error::Tampered { path, .. }
         | Error::Malformed { path, .. }
         | Error::Unknown { path, .. } => path,
         _ => return Ok(None),
@@ -371,6 +399,18 @@ fn about_content(fields: &Bound<'_, PyDict>, error: &Error) -> PyResult<Option<&
             fields.set_item("offset", offset)?;
             fields.set_item("tensor", tensor)?;
             fields.set_item("is_proven", true)?;
+        }
+        Error::Tampered {
+            file,
+            offset,
+            tensor,
+            ..
+        } => {
+            fields.set_item("file", file)?;
+            fields.set_item("offset", offset)?;
+            fields.set_item("tensor", tensor)?;
+            fields.set_item("is_proven", true)?;
+            return Ok(Some("TamperedError"));
         }
         Error::Malformed { file, tensor, .. } => {
             fields.set_item("file", file)?;
@@ -395,6 +435,10 @@ fn about_a_directory(error: &Error) -> Option<(&'static str, &Path)> {
         Error::Partial { path } => Some(("PartialCheckpointError", path)),
         Error::Protected { path } => Some(("ProtectedCheckpointError", path)),
         Error::Incomplete { path, .. } => Some(("IncompleteCheckpointError", path)),
+        Error::Sealed { path } => Some(("SealedError", path)),
+        Error::NotSealed { path } => Some(("NotSealedError", path)),
+        Error::WrongKey { path } => Some(("WrongKeyError", path)),
+        Error::CannotSeal { path, .. } => Some(("CannotSealError", path)),
         _ => None,
     }
 }

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use penstock_store::seal::Sealing;
 use penstock_keys::{DataKey, KeyError, Keyring, Kms, NewKey, Unwrap, Wrap};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -142,6 +143,13 @@ pub struct AttemptKey {
     pub(crate) key: Arc<DataKey>,
     /// The wraps of the manifest.
     pub(crate) wraps: Vec<Wrap>,
+}
+
+impl AttemptKey {
+    /// What an attempt is sealed with.
+    pub(crate) fn sealing(&self) -> Sealing {
+        Sealing::new(Arc::clone(&self.key), self.wraps.clone())
+    }
 }
 
 #[pymethods]
