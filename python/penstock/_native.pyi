@@ -276,9 +276,10 @@ class Attempt:
     def join(path: str, attempt_id: str) -> Attempt: ...
     id: Final[str]
     path: Final[str]
+    def seal(self, key: AttemptKey) -> None: ...
     def commit(
         self,
-        parts: list[tuple[int, str, int, int]],
+        parts: Sequence[tuple[int, str, int, int] | tuple[int, str, int, int, str]],
         *,
         step: int | None,
         metadata: str,
@@ -313,6 +314,7 @@ class Job:
         nice: int | None,
         watched: bool = False,
         eager: list[int] = ...,
+        sealed: bool = False,
     ) -> Job: ...
     is_lazy: Final[bool]
     is_on_device: Final[bool]
@@ -397,10 +399,17 @@ def save(
     overwrite: bool,
     files: list[_Beside] = ...,
     index: str | None = None,
+    sealing: AttemptKey | None = None,
     options: dict[str, object],
     progress: _Progress,
 ) -> dict[str, Any]: ...
-def open(path: str) -> Checkpoint: ...
+def open(
+    path: str,
+    identities: Identities | None = None,
+    *,
+    demanded: bool = False,
+    sealed_ok: bool = False,
+) -> Checkpoint: ...
 def verify(path: str, *, options: dict[str, object], progress: _Progress) -> dict[str, Any]: ...
 def mirror(
     path: str,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "CannotSealError",
     "CheckpointExistsError",
     "CheckpointNotFoundError",
     "CommitUndecidedError",
@@ -26,6 +27,7 @@ __all__ = [
     "FormatVersionError",
     "IncompleteCheckpointError",
     "MissingDependencyError",
+    "NotSealedError",
     "OptionsError",
     "PartialCheckpointError",
     "PenstockError",
@@ -34,8 +36,10 @@ __all__ = [
     "RankError",
     "SaveCancelledError",
     "SaveInProgressError",
+    "SealedError",
     "StateMismatchError",
     "StorageError",
+    "TamperedError",
     "TransferCancelledError",
     "TransferError",
     "UnsupportedPathError",
@@ -218,6 +222,55 @@ class CorruptCheckpointError(PenstockError, ValueError):
         self.offset = offset
         self.tensor = tensor
         self.is_proven = is_proven
+
+
+class TamperedError(CorruptCheckpointError):
+    """Somebody without the key has changed or exchanged a part of a sealed checkpoint.
+
+    The digests are right, so this is no damage by a device: the bytes do not belong to the
+    checkpoint, or not to this place in it. None of them is handed out.
+    """
+
+    _result = "tampered"
+
+
+class _SealingError(PenstockError):
+    """An error about a checkpoint's seal."""
+
+    _fields = ("path",)
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class SealedError(_SealingError):
+    """The checkpoint is sealed, and no identities were given, or this call takes none.
+
+    Attributes:
+        path: The checkpoint's directory.
+    """
+
+
+class NotSealedError(_SealingError):
+    """The checkpoint is clear where a sealed one is demanded.
+
+    Identities that are given, and a store with ``sealing=`` or ``identities=``, demand sealed
+    checkpoints: anybody who can write to the storage could put a clear one there.
+
+    Attributes:
+        path: The checkpoint's directory.
+    """
+
+
+class CannotSealError(_SealingError, NotImplementedError):
+    """This job cannot seal a part of what it would write, so it has written nothing.
+
+    Attributes:
+        path: The checkpoint's directory.
+    """
+
+    _is_shared = True
 
 
 class FormatVersionError(PenstockError, ValueError):

@@ -33,19 +33,21 @@ type Loaded<'py> = (
     Bound<'py, PyDict>,
 );
 
-/// Opens a complete checkpoint without reading tensor data. With identities it has to be sealed;
-/// without them it must not be, unless `sealed_ok`: then it shows its files and no tensors.
+/// Opens a complete checkpoint without reading tensor data. Without identities it must not be
+/// sealed, unless `sealed_ok`: then it shows its files and no tensors. Where a sealed one is
+/// `demanded`, a clear one is refused.
 #[pyfunction]
-#[pyo3(signature = (path, identities=None, *, sealed_ok=false))]
+#[pyo3(signature = (path, identities=None, *, demanded=false, sealed_ok=false))]
 pub fn open(
     py: Python<'_>,
     path: PathBuf,
     identities: Option<PyRef<'_, Identities>>,
+    demanded: bool,
     sealed_ok: bool,
 ) -> PyResult<Checkpoint> {
-    let unsealing = match identities {
-        Some(identities) => Unsealing::with(Arc::clone(&identities.unwrap)),
-        None => Unsealing::default(),
+    let unsealing = Unsealing {
+        identities: identities.map(|identities| Arc::clone(&identities.unwrap)),
+        is_demanded: demanded,
     };
     let opened = detached(py, || {
         let opened =

@@ -12,6 +12,7 @@ from penstock.checkpoint.loading.fetch import fetch, merged
 from penstock.checkpoint.loading.load_plan import BuildPlan, LoadPlan
 from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.loading.target import NEW
+from penstock.checkpoint.loading.unsealing import CLEAR, Unsealing
 from penstock.checkpoint.state.tree.names import is_wild
 from penstock.checkpoint.state.tree.plain import plain
 from penstock.checkpoint.state.tree.select import select
@@ -67,6 +68,7 @@ class LoadRequest:
         is_strict: Whether a `Training` and the checkpoint must have the same parts.
         is_plain: Whether values of classes are returned as their stored members.
         replica: Another copy of the checkpoint, from which damaged chunks are read.
+        unsealing: How a sealed checkpoint is opened, and whether a clear one is refused.
     """
 
     into: Any = None
@@ -79,6 +81,7 @@ class LoadRequest:
     is_strict: bool = True
     is_plain: bool = False
     replica: str | None = None
+    unsealing: Unsealing = CLEAR
 
 
 def read(
@@ -188,7 +191,7 @@ class _Reading:
     def run(self) -> Loaded:
         """Loads the checkpoint."""
         began = time.perf_counter()
-        source = OpenCheckpoint(self._path, self._opened)
+        source = OpenCheckpoint(self._path, self._opened, self._request.unsealing)
         checkpoint = source.native
         try:
             with span("plan"), source.reading():
