@@ -1,7 +1,7 @@
 """The Rust engine as Python sees it; private to the package."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, final
 
 from penstock.tensors.devices import DeviceStream
@@ -238,6 +238,8 @@ class Checkpoint:
     def grouped(self) -> list[GroupEntry]: ...
     partial: Final[tuple[str | None, bool] | None]
     def missing(self) -> list[MissingTensor]: ...
+    recipients: Final[list[str] | None]
+    is_closed: Final[bool]
     nbytes: Final[int]
     def release(self) -> None: ...
     def files(self) -> list[tuple[str, int]]: ...
