@@ -264,7 +264,7 @@ fn without_a_key_files_are_verified_and_say_nothing() {
     assert!(matches!(surveyed, Err(Error::CannotSeal { .. })));
     for name in names(&path) {
         let bytes = fs::read(path.join(&name)).unwrap();
-        for secret in [&b"t0"[..], b"uint8", b"secret", b"\"a\":1", &sample.bytes[1][..64]] {
+        for secret in [&b"\"t0\""[..], b"uint8", b"secret", b"\"a\":1", &sample.bytes[1][..64]] {
             let found = bytes.windows(secret.len()).any(|window| window == secret);
             assert!(!found, "{name} shows {secret:?}");
         }
@@ -560,9 +560,10 @@ fn each_member_of_a_manifest_is_authentic() {
     }
     for (from, to) in [
         ("\"wraps\":[", "\"partial\":{\"source\":null},\"wraps\":["),
-        (",\"digest\"", ",\"step\":9,\"digest\""),
+        ("}],\"digest\"", "}],\"step\":9,\"digest\""),
         ("AES-256-GCM", "AES-128-GCM"),
     ] {
+        assert!(text.contains(from), "{from}");
         let text = text.replacen(from, to, 1);
         let manifest = restamp(text.as_bytes());
         let error = victim.attack(&[(MANIFEST, &manifest)]).unwrap_err();
