@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, Protocol, TypeAlias, final
 
 from penstock.tensors.devices import DeviceStream
 from penstock.tensors.native_rows import (
@@ -23,12 +23,14 @@ __all__ = [
     "TABLE_MANIFEST",
     "Arena",
     "Attempt",
+    "AttemptKey",
     "Bench",
     "BoxEntry",
     "CachingHostAllocator",
     "Checkpoint",
     "DataFile",
     "DeviceRowBatch",
+    "EphemeralKey",
     "EventFd",
     "Executor",
     "FrozenTable",
@@ -36,6 +38,7 @@ __all__ = [
     "GroupEntry",
     "HeaderTensor",
     "HostBuffer",
+    "Identities",
     "Job",
     "Listener",
     "MirrorJob",
@@ -45,6 +48,7 @@ __all__ = [
     "Question",
     "Questions",
     "RangeReader",
+    "Recipients",
     "RowBatch",
     "RowCache",
     "RowIndex",
@@ -67,6 +71,7 @@ __all__ = [
     "digests",
     "dtypes",
     "fifo_header",
+    "generate_key",
     "has_file",
     "header_end",
     "header_types",
@@ -118,6 +123,11 @@ OBJECT_SCHEMES: Final[list[str]]
 TABLE_MANIFEST: Final[str]
 
 _Progress: TypeAlias = Callable[[int, int], object] | None
+
+class _Kms(Protocol):
+    def encrypt(self, uri: str, key: bytes) -> bytes: ...
+    def decrypt(self, uri: str, encrypted: bytes) -> bytes: ...
+
 _View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
 _Alias: TypeAlias = tuple[str, int, _View | None]
 _Beside: TypeAlias = tuple[str, bytes]
@@ -464,6 +474,7 @@ def rank_of_file(name: str) -> int | None: ...
 def shard_file(rank: int, index: int, attempt_id: str) -> str: ...
 def cuda_problem() -> str | None: ...
 def fifo_header() -> str: ...
+def generate_key(path: str, kind: str) -> str: ...
 def digests(tensors: list[TensorSource]) -> list[int]: ...
 def chunk_digests(tensor: TensorSource) -> list[int]: ...
 def block_checks(array: NativeArray) -> bytes: ...
@@ -623,6 +634,30 @@ class RangeReader:
     ) -> RangeReader: ...
     def read(self, ranges: NativeArray, out: TensorTarget) -> Transfer: ...
     def counts(self) -> GatherCounts: ...
+
+@final
+class Recipients:
+    def __new__(cls, keys: list[tuple[str, str, bytes]], kms: _Kms | None) -> Recipients: ...
+    def names(self) -> list[str]: ...
+    def draw(self) -> AttemptKey: ...
+    def wrap(self, key: AttemptKey) -> str: ...
+
+@final
+class Identities:
+    def __new__(cls, keys: list[tuple[str, str, bytes]], kms: _Kms | None) -> Identities: ...
+    def count(self) -> int: ...
+    def open(self, wraps: str) -> AttemptKey: ...
+
+@final
+class AttemptKey:
+    def wraps(self) -> str: ...
+    def wrap_for(self, recipient: str) -> str: ...
+
+@final
+class EphemeralKey:
+    def __new__(cls) -> EphemeralKey: ...
+    recipient: Final[str]
+    def open(self, wrap: str, wraps: str) -> AttemptKey: ...
 
 @final
 class Moment:

@@ -26,6 +26,8 @@ __all__ = [
     "DeviceError",
     "FormatVersionError",
     "IncompleteCheckpointError",
+    "KeyFileError",
+    "KmsError",
     "MissingDependencyError",
     "NotSealedError",
     "OptionsError",
@@ -44,6 +46,7 @@ __all__ = [
     "TransferError",
     "UnsupportedPathError",
     "UnsupportedStateError",
+    "WrongKeyError",
 ]
 
 
@@ -506,6 +509,53 @@ class MissingDependencyError(PenstockError, ImportError):
     def __init__(self, message: str, *, name: str) -> None:
         super().__init__(message)
         self.name = name
+
+
+class KeyFileError(PenstockError, ValueError):
+    """A recipient or an identity cannot be used: the text or the file is no key of its kind.
+
+    The message does not show the text, which may be a secret.
+
+    Attributes:
+        path: The file, if the key comes from one.
+    """
+
+    _fields = ("path",)
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class WrongKeyError(PenstockError):
+    """No identity opens the sealed checkpoint: none belongs to a recipient, or a wrap is damaged.
+
+    Attributes:
+        path: The checkpoint's directory, where known.
+    """
+
+    _fields = ("path",)
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class KmsError(PenstockError):
+    """A key management service refused to encrypt or decrypt a key, or was not reachable.
+
+    The error of the service's client is the cause (``__cause__``).
+
+    Attributes:
+        uri: The URI of the key.
+    """
+
+    _fields = ("uri",)
+    _is_shared = True
+
+    def __init__(self, message: str, *, uri: str) -> None:
+        super().__init__(message)
+        self.uri = uri
 
 
 class OptionsError(PenstockError, ValueError):

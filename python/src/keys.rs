@@ -29,10 +29,14 @@ impl PythonKms {
             let result = self.0.call_method1(py, method, arguments)?;
             result.extract::<Vec<u8>>(py).map_err(PyErr::from)
         })
-        .map_err(|error| KeyError::Kms {
-            uri: uri.to_owned(),
-            reason: error.to_string(),
-            source: Some(Box::new(error)),
+        .map_err(|error: PyErr| {
+            // The variables of its frames are keys.
+            Python::attach(|py| error.set_traceback(py, None));
+            KeyError::Kms {
+                uri: uri.to_owned(),
+                reason: error.to_string(),
+                source: Some(Box::new(error)),
+            }
         })
     }
 }

@@ -1,0 +1,24 @@
+"""`penstock keys`: the commands for keys of sealed checkpoints."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.examples import example
+from penstock.cli.group import LazyGroup
+
+
+@click.group(
+    cls=LazyGroup,
+    package="penstock.cli.keys",
+    prefix="keys_",
+    helps={
+        "generate": "Make a key and write it to the new file FILE.",
+    },
+    epilog=example("penstock keys generate keys.txt"),
+)
+def keys() -> None:
+    """Make keys for sealed checkpoints, and say who can open a checkpoint.
+
+    Keys come from files, the environment and key management services; no option takes a secret.
+    """
