@@ -5,8 +5,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use penstock_store::seal::Sealing;
 use penstock_keys::{DataKey, KeyError, Keyring, Kms, NewKey, Unwrap, Wrap};
+use penstock_store::seal::Sealing;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

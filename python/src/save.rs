@@ -6,7 +6,9 @@ use penstock_cuda::Foreign;
 use penstock_store::format::digest::Digest;
 use penstock_store::format::part::{Alias, View};
 use penstock_store::plan::write::{Grouped, TensorSpec};
-use penstock_store::save::{self, Linked, LinkedFile, LinkedTensor, Publication, SaveState, Sidecars};
+use penstock_store::save::{
+    self, Linked, LinkedFile, LinkedTensor, Publication, SaveState, Sidecars,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

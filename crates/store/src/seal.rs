@@ -108,7 +108,7 @@ impl fmt::Debug for Sealing {
     }
 }
 
-/// What a reader has to open sealed checkpoints, and whether it takes clear ones.
+/// Opens sealed checkpoints for a reader, and says whether clear ones are refused.
 #[derive(Clone, Default)]
 pub struct Unsealing {
     /// Finds the data key; without it a sealed checkpoint stays closed.

@@ -23,9 +23,7 @@ use penstock_store::format::digest::{CHUNK_BYTES, Digest};
 use penstock_store::format::manifest::{self, Manifest};
 use penstock_store::load::checkpoint::{Checkpoint, Loaded};
 use penstock_store::options::Options;
-use penstock_store::save::{
-    Attempt, Job, Publication, Staging, Written, commit, save_sealed,
-};
+use penstock_store::save::{Attempt, Job, Publication, Staging, Written, commit, save_sealed};
 use penstock_store::seal::{
     DataKey, KeyError, Seal, Sealing, Sha256, Unsealing, Unwrap, Witness, Wrap,
 };
@@ -133,9 +131,11 @@ fn what_is_sealed_comes_back_by_every_way() {
                 };
                 save_as(&sample, &path, &options, sealing()).unwrap();
                 for engine in read_engines() {
-                    for (direct, verify) in
-                        [(Direct::Auto, true), (Direct::Off, true), (Direct::Off, false)]
-                    {
+                    for (direct, verify) in [
+                        (Direct::Auto, true),
+                        (Direct::Off, true),
+                        (Direct::Off, false),
+                    ] {
                         let options = Options {
                             engine,
                             direct,
@@ -169,7 +169,12 @@ fn parts_of_a_checkpoint_load_into_new_memory_and_targets() {
             let lent = lent.map(|(index, memory)| (*index, target(memory)));
             let lent: HashMap<usize, RegionMut> = lent.collect();
             let loaded = checkpoint
-                .load(Some(&chosen), lent, &Options::default(), &Progress::default())
+                .load(
+                    Some(&chosen),
+                    lent,
+                    &Options::default(),
+                    &Progress::default(),
+                )
                 .unwrap();
             for (index, memory) in kept {
                 assert!(memory == sample.bytes[index], "target {index}");
@@ -184,9 +189,17 @@ fn parts_of_a_checkpoint_load_into_new_memory_and_targets() {
         }
     }
     let small = checkpoint
-        .load(Some(&[1]), HashMap::new(), &Options::default(), &Progress::default())
+        .load(
+            Some(&[1]),
+            HashMap::new(),
+            &Options::default(),
+            &Progress::default(),
+        )
         .unwrap();
-    assert!(small.report.bytes_read <= 2 * CHUNK_BYTES, "whole chunks alone");
+    assert!(
+        small.report.bytes_read <= 2 * CHUNK_BYTES,
+        "whole chunks alone"
+    );
 }
 
 fn target(memory: &mut [u8]) -> RegionMut {
@@ -235,7 +248,10 @@ fn background_saves_and_ranks_are_sealed() {
         }
         commit(first, &with_metadata(&path), parts).unwrap();
         let checkpoint = open(&path, &alice()).unwrap();
-        assert_eq!(checkpoint.manifest().metadata.get(), "{\"secret\":\"note\"}");
+        assert_eq!(
+            checkpoint.manifest().metadata.get(),
+            "{\"secret\":\"note\"}"
+        );
         let all: Vec<&Vec<u8>> = samples.iter().flat_map(|sample| &sample.bytes).collect();
         let loaded = checkpoint
             .load(None, HashMap::new(), &Options::default(), &progress)
@@ -258,13 +274,24 @@ fn without_a_key_files_are_verified_and_say_nothing() {
     let closed = Checkpoint::open(&path).unwrap();
     assert!(closed.is_closed() && closed.is_sealed());
     assert!(closed.part().tensors.is_empty());
-    let loaded = closed.load(None, HashMap::new(), &Options::default(), &Progress::default());
+    let loaded = closed.load(
+        None,
+        HashMap::new(),
+        &Options::default(),
+        &Progress::default(),
+    );
     assert!(matches!(loaded, Err(Error::Sealed { .. })));
     let surveyed = survey(&path, &Options::default(), &Progress::default());
     assert!(matches!(surveyed, Err(Error::CannotSeal { .. })));
     for name in names(&path) {
         let bytes = fs::read(path.join(&name)).unwrap();
-        for secret in [&b"\"t0\""[..], b"uint8", b"secret", b"\"a\":1", &sample.bytes[1][..64]] {
+        for secret in [
+            &b"\"t0\""[..],
+            b"uint8",
+            b"secret",
+            b"\"a\":1",
+            &sample.bytes[1][..64],
+        ] {
             let found = bytes.windows(secret.len()).any(|window| window == secret);
             assert!(!found, "{name} shows {secret:?}");
         }
@@ -284,7 +311,13 @@ fn keys_and_clear_checkpoints_are_told_apart() {
     sample.save(&clear, &Options::default()).unwrap();
     let stranger = Unsealing::with(Arc::new(Holder("carol")));
     let error = open(&sealed, &stranger).unwrap_err();
-    assert!(matches!(error, Error::Key { source: KeyError::NoIdentity { .. }, .. }));
+    assert!(matches!(
+        error,
+        Error::Key {
+            source: KeyError::NoIdentity { .. },
+            ..
+        }
+    ));
     assert!(error.full_message().contains("alice"), "{error}");
     struct Other;
     impl Unwrap for Other {
@@ -408,7 +441,11 @@ impl Victim {
             ..Options::default()
         };
         let again = load_with(&path, &unverified);
-        assert_eq!(loaded.is_ok(), again.is_ok(), "tags are checked in any case");
+        assert_eq!(
+            loaded.is_ok(),
+            again.is_ok(),
+            "tags are checked in any case"
+        );
         for (name, _) in changed {
             fs::write(path.join(name), &self.files[*name]).unwrap();
         }
@@ -518,8 +555,19 @@ fn a_chunk_that_does_not_open_leaves_zeros_in_a_target() {
     let checkpoint = open(&victim.path(), &alice()).unwrap();
     let mut memory = vec![0xEE; 2 * MIB + 4096];
     let targets = HashMap::from([(0, target(&mut memory))]);
-    let loaded = checkpoint.load(Some(&[0]), targets, &Options::default(), &Progress::default());
-    assert!(matches!(loaded, Err(Error::Tampered { tensor: Some(_), .. })));
+    let loaded = checkpoint.load(
+        Some(&[0]),
+        targets,
+        &Options::default(),
+        &Progress::default(),
+    );
+    assert!(matches!(
+        loaded,
+        Err(Error::Tampered {
+            tensor: Some(_),
+            ..
+        })
+    ));
     drop(loaded);
     let second = &memory[MIB - 4096..2 * MIB - 4096];
     let is_handed_out = second != vec![0xEE; MIB] && second.iter().any(|&byte| byte != 0);
@@ -529,7 +577,9 @@ fn a_chunk_that_does_not_open_leaves_zeros_in_a_target() {
 #[test]
 fn each_member_of_a_manifest_is_authentic() {
     let victim = Victim::new(3);
-    let id = &Manifest::parse(&victim.files[MANIFEST], Path::new("c")).unwrap().id;
+    let id = &Manifest::parse(&victim.files[MANIFEST], Path::new("c"))
+        .unwrap()
+        .id;
     let text = String::from_utf8(victim.files[MANIFEST].clone()).unwrap();
     let member = |name: &str| {
         let start = text.find(&format!("\"{name}\":\"")).unwrap() + name.len() + 4;
@@ -552,7 +602,10 @@ fn each_member_of_a_manifest_is_authentic() {
     for (from, to) in [
         ("\"step\":7", "\"step\":8"),
         ("\"metadata\":{}", "\"metadata\":{\"a\":1}"),
-        ("\"world_size\":2", "\"world_size\":2,\"partial\":{\"source\":null}"),
+        (
+            "\"world_size\":2",
+            "\"world_size\":2,\"partial\":{\"source\":null}",
+        ),
         ("\"created\":\"2", "\"created\":\"3"),
     ] {
         let manifest = victim.manifest(from, to);
@@ -589,7 +642,11 @@ fn each_byte_of_a_part_is_authentic() {
     for member in ["tags", "commitment", "salt", "body"] {
         let start = part.find(&format!("\"{member}\":\"")).unwrap() + member.len() + 4;
         let mut changed = part.clone().into_bytes();
-        changed[start + 3] = if changed[start + 3] == b'A' { b'B' } else { b'A' };
+        changed[start + 3] = if changed[start + 3] == b'A' {
+            b'B'
+        } else {
+            b'A'
+        };
         // The part alone, with a digest that matches: the hash in the manifest is another.
         let forged = victim.with_part(0, &changed);
         assert_tampered(victim.attack_owned(&forged), member);
@@ -621,7 +678,9 @@ fn files_of_other_places_and_attempts_are_refused() {
     }
     // All of another attempt under the names of this one: only the manifest's MAC tells.
     let id_of = |victim: &Victim| {
-        Manifest::parse(&victim.files[MANIFEST], Path::new("c")).unwrap().id
+        Manifest::parse(&victim.files[MANIFEST], Path::new("c"))
+            .unwrap()
+            .id
     };
     let (id, other_id) = (id_of(&victim), id_of(&other));
     let mut forged: Vec<(String, Vec<u8>)> = Vec::new();
@@ -701,7 +760,10 @@ fn drawn_changes_are_never_accepted() {
             // A wrap of a recipient that does not load may be changed: wraps stand for themselves.
             let wraps = manifest::wraps(&bytes, Path::new("c")).unwrap();
             let before = manifest::wraps(&victim.files[MANIFEST], Path::new("c")).unwrap();
-            assert!(name == MANIFEST && wraps != before, "{name} at {at}: accepted");
+            assert!(
+                name == MANIFEST && wraps != before,
+                "{name} at {at}: accepted"
+            );
             let all = victim.samples.iter().flat_map(|sample| &sample.bytes);
             for (place, bytes) in all.enumerate() {
                 assert!(common::bytes_of(&loaded, place, bytes.len()) == &bytes[..]);

@@ -9,11 +9,11 @@ from penstock import _native
 from penstock.checkpoint.inspection import describe
 from penstock.checkpoint.loading.load import LoadRequest, read, restore_into
 from penstock.checkpoint.loading.path_kind import check_no_store, describing_contents
-from penstock.checkpoint.loading.unsealing import Unsealing
 from penstock.checkpoint.saver import Saver
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.steps.scrub import verify_files
 from penstock.errors import PenstockWarning
+from penstock.sealing.unsealing import Unsealing
 from penstock.tensors.arguments import check_patterns, decode_path, to_native
 from penstock.tensors.gc_paused import gc_paused
 
@@ -98,11 +98,11 @@ def save(
             paths by name, or a directory, from which all files but the weights are taken
             (``config.json``, the tokenizer's files). Among many ranks, the first rank's files are
             stored.
-        sealing: For whom the checkpoint is sealed: encrypted and authenticated, so that without an
-            identity of a recipient nobody reads or changes names, types, shapes, values, ``metadata``
-            or tensors. Number and sizes of the files, ranks, step, time and recipients stay
-            readable. All ranks pass it; the recipients of the first rank count. None for a clear
-            checkpoint.
+        sealing: Recipients for whom the checkpoint is sealed: encrypted and authenticated. Without
+            an identity of a recipient nobody reads or changes names, types, shapes, values,
+            ``metadata`` or tensors. Number and sizes of the files, ranks, step, time and recipients
+            stay readable. All ranks pass it; the recipients of the first rank count. None for a
+            clear checkpoint.
 
     Returns:
         A report of the bytes written and of how they were written.

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from penstock.checkpoint.loading.load import LoadRequest
 from penstock.checkpoint.loading.path_kind import is_checkpoint, not_a_store
-from penstock.checkpoint.loading.unsealing import Unsealing
 from penstock.checkpoint.mirroring.restoring import MirroredSteps
 from penstock.checkpoint.saver import Closing, Saver
 from penstock.checkpoint.saving.destination import Destination
@@ -18,6 +17,7 @@ from penstock.checkpoint.view.live import LiveState
 from penstock.common.paths import absolute
 from penstock.common.tracing import span
 from penstock.errors import CheckpointNotFoundError
+from penstock.sealing.unsealing import Unsealing
 from penstock.tensors.arguments import check_patterns, check_step, decode_path, to_native
 
 if TYPE_CHECKING:

@@ -140,8 +140,15 @@ pub(crate) fn read_part(
             )));
         }
         // Whoever writes to the storage can give any bytes the digest of others.
-        if entry.sha256.is_some_and(|expected| Sha256::of(text) != expected) {
-            return Err(Error::tampered(path, &entry.file, "its SHA-256 is not the manifest's"));
+        if entry
+            .sha256
+            .is_some_and(|expected| Sha256::of(text) != expected)
+        {
+            return Err(Error::tampered(
+                path,
+                &entry.file,
+                "its SHA-256 is not the manifest's",
+            ));
         }
         let part = Part::parse(text, path, &entry.file, &manifest.id, entry.rank)?;
         if part.sealed.is_some() != manifest.sealing.is_some() {

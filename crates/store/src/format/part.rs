@@ -20,10 +20,9 @@ use serde_json::value::RawValue;
 use crate::error::{Error, Result};
 use crate::format::dtype;
 pub use alias::{Alias, View};
-pub use file::{FileEntry, SealedFile};
+pub use file::{FileEntry, SealedBody, SealedFile};
 pub use missing::{Missing, MissingKind};
 pub(crate) use rank::Rank;
-pub use sealed::SealedBody;
 pub use tensor::{Stored, TensorBox, TensorEntry};
 
 /// Value of a part's `format` member.

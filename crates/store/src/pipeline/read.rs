@@ -33,6 +33,7 @@ use penstock_io::transfer::WholeTransfers;
 
 use super::damage::Damage;
 use super::device_copies::DeviceCopies;
+use super::pages::Pages;
 use super::placed::{PlacedItem, untoken};
 use super::replica;
 use super::target::{Region, Rest, Target};
@@ -52,9 +53,6 @@ const TURN: Duration = Duration::from_millis(5);
 
 /// Approximate amount that a worker takes from the shared queue at a time.
 const TAKEN_BYTES: usize = 4 << 20;
-
-/// Approximate amount of memory populated at a time: two huge pages, a fraction of a millisecond.
-const POPULATED_BYTES: usize = 4 << 20;
 
 /// A file to read and the digests of its chunks; `None` if its digests are lost.
 pub(crate) struct Source<'a> {
@@ -200,45 +198,6 @@ fn prepare(
         ));
     }
     Ok((handles, queue))
-}
-
-/// New memory whose pages are populated while the device is busy: a page fault during submission
-/// would leave the device idle.
-struct Pages<'a> {
-    handles: &'a [MemoryHandle],
-    /// Segment and offset of the first byte that no worker has claimed.
-    next: Mutex<(usize, usize)>,
-}
-
-impl<'a> Pages<'a> {
-    fn of(handles: &'a [MemoryHandle]) -> Pages<'a> {
-        Pages {
-            handles,
-            next: Mutex::new((0, 0)),
-        }
-    }
-
-    /// Populates some pages; returns false if none are left.
-    fn populate_next(&self) -> bool {
-        let mut next = self.next.lock().expect("no worker panics with the lock");
-        let (segment, start) = *next;
-        let Some(handle) = self.handles.get(segment) else {
-            return false;
-        };
-        // Cut at huge page boundaries, so that no two workers make the kernel clear the same one.
-        let address = handle.address() + start;
-        let step = (address + 1).next_multiple_of(POPULATED_BYTES) - address;
-        let end = (start + step).min(handle.len());
-        *next = if end == handle.len() {
-            (segment + 1, 0)
-        } else {
-            (segment, end)
-        };
-        drop(next);
-        let _span = trace::span("populate");
-        handle.populate(start..end);
-        true
-    }
 }
 
 #[derive(Default)]
@@ -499,8 +458,7 @@ impl<'a> Worker<'a> {
         let source = &self.sources[item.file];
         // Without a digest, a sealed chunk that is damaged looks like one that was tampered with:
         // the second read is compared.
-        let is_verified =
-            self.settings.verify || self.on_damage != OnDamage::Stop || item.retried;
+        let is_verified = self.settings.verify || self.on_damage != OnDamage::Stop || item.retried;
         let span = trace::span("digest");
         let mut damaged = item.damage(source.chunks.filter(|_| is_verified));
         drop(span);

@@ -303,7 +303,10 @@ impl WritePlan {
             };
             let header = shard::encode_header([(DECOY, decoy)].into_iter());
             let first = header.len() as u64;
-            let starts = shard.starts.iter().map(|start| start - header_bytes + first);
+            let starts = shard
+                .starts
+                .iter()
+                .map(|start| start - header_bytes + first);
             ShardPlan {
                 starts: starts.collect(),
                 bytes: first + data_bytes,

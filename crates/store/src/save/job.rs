@@ -364,13 +364,7 @@ impl Job {
             let queue = &self.staging_queue;
             pipeline::write::write(plan, queue, &files, &sealers, settings, progress, run)
         })?;
-        let commitments = sealers.iter().map(|sealer| Some(sealer.commitment()));
-        shards.shards = chunks
-            .into_iter()
-            .zip(commitments.chain(std::iter::repeat(None)))
-            .map(|(chunks, commitment)| WrittenShard { chunks, commitment })
-            .collect();
-        drop(sealers);
+        shards.shards = WrittenShard::all(chunks, &sealers);
         // The thread that copied last may still be checking for changes.
         self.staging_queue.wait(None);
         if let Some(reason) = settings.pool.unpinned() {

@@ -21,9 +21,9 @@ use crate::format::manifest::PartEntry;
 use crate::format::name;
 use crate::format::part::{self, Alias, FileEntry, Missing, Part, SealedFile};
 use crate::options::{Options, Settings};
+use crate::pipeline::write::WrittenChunks;
 use crate::plan::reshard::GlobalTensors;
 use crate::plan::write::{Grouped, ShardPlan, TensorSpec, WritePlan, plan};
-use crate::pipeline::write::WrittenChunks;
 use crate::report::{Run, Transport};
 use crate::seal::{Block, Sha256, ShardPlace, ShardSealer, Tags};
 
@@ -128,12 +128,7 @@ impl PlannedWrite {
     ///
     /// # Panics
     /// If the plan and the attempt differ in whether they are sealed.
-    pub(super) fn sealers(
-        &self,
-        attempt: &Attempt,
-        rank: u32,
-        salt: &Block,
-    ) -> Vec<ShardSealer> {
+    pub(super) fn sealers(&self, attempt: &Attempt, rank: u32, salt: &Block) -> Vec<ShardSealer> {
         let sealing = attempt.sealing();
         assert_eq!(
             self.is_sealed,
@@ -276,6 +271,19 @@ pub(super) struct WrittenShard {
     pub(super) chunks: WrittenChunks,
     /// Binds a sealed shard to its key.
     pub(super) commitment: Option<Block>,
+}
+
+impl WrittenShard {
+    /// The written shards, with their sealers if they are sealed.
+    pub(super) fn all(chunks: Vec<WrittenChunks>, sealers: &[ShardSealer]) -> Vec<WrittenShard> {
+        let commitments = sealers.iter().map(|sealer| Some(sealer.commitment()));
+        let commitments = commitments.chain(std::iter::repeat(None));
+        chunks
+            .into_iter()
+            .zip(commitments)
+            .map(|(chunks, commitment)| WrittenShard { chunks, commitment })
+            .collect()
+    }
 }
 
 /// Refuses what would stay clear in a sealed checkpoint.

@@ -181,7 +181,13 @@ mod tests {
 
     #[test]
     fn other_texts_are_refused() {
-        for text in ["\"AAAA\"", "\"A\"", "\"!\"", "\"AAAAAAAAAAAAAAAAAAAAAB==\"", "3"] {
+        for text in [
+            "\"AAAA\"",
+            "\"A\"",
+            "\"!\"",
+            "\"AAAAAAAAAAAAAAAAAAAAAB==\"",
+            "3",
+        ] {
             serde_json::from_str::<Tags>(text).unwrap_err();
             serde_json::from_str::<Block>(text).unwrap_err();
         }

@@ -12,7 +12,6 @@ from penstock.checkpoint.loading.fetch import fetch, merged
 from penstock.checkpoint.loading.load_plan import BuildPlan, LoadPlan
 from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.loading.target import NEW
-from penstock.checkpoint.loading.unsealing import CLEAR, Unsealing
 from penstock.checkpoint.state.tree.names import is_wild
 from penstock.checkpoint.state.tree.plain import plain
 from penstock.checkpoint.state.tree.select import select
@@ -26,6 +25,7 @@ from penstock.common.progress import shown
 from penstock.common.tracing import call, span
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
 from penstock.reports import LoadReport
+from penstock.sealing.unsealing import CLEAR, Unsealing
 from penstock.tensors.arguments import check_device, check_rank, to_native
 from penstock.tensors.gc_paused import gc_paused
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock import _native
 from penstock.checkpoint.loading.fetch import whole_request
 from penstock.checkpoint.loading.path_kind import describing_contents
-from penstock.checkpoint.loading.unsealing import CLEAR, Unsealing
 from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.tree import tree
 from penstock.checkpoint.state.tree.references import needed, reference
@@ -19,6 +18,7 @@ from penstock.checkpoint.state.tree.tree import part_name
 from penstock.checkpoint.view.partial import loadable
 from penstock.checkpoint.view.view import view
 from penstock.common.file_names import rank_of
+from penstock.sealing.unsealing import CLEAR, Unsealing
 from penstock.tensors.native_rows import Fill, TensorTarget
 
 if TYPE_CHECKING:

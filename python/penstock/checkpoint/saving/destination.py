@@ -19,7 +19,7 @@ from penstock.common.paths import absolute, of_bucket
 from penstock.common.warn import warn
 from penstock.errors import CannotSealError, StorageError
 from penstock.reports import Fallback
-from penstock.sealing import Sealing
+from penstock.sealing.sealing import Sealing
 from penstock.tensors.arguments import check_step, encode_metadata
 
 if TYPE_CHECKING:

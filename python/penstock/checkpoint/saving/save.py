@@ -109,7 +109,7 @@ class Save:
             self._versions.clear()
 
     def _draw_key(self) -> _native.AttemptKey | None:
-        """Draws the key of a sealed save on the rank that commits it, before anything is written."""
+        """Draws the key of a sealed save on the rank that commits it; None on the others."""
         destination, one = self.destination, self._round
         if destination.sealing is None:
             return None

@@ -1,10 +1,10 @@
-//! A shard's entry in the part of its rank.
+//! A shard's entry in the part of its rank, and what a sealed part says beside.
 
 use serde::{Deserialize, Serialize};
 
 use crate::format::digest::{CHUNK_BYTES, Digest, hex_list};
 use crate::format::name;
-use crate::seal::{Block, Tags};
+use crate::seal::{Block, Tags, Text};
 
 /// One shard with its digests.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -34,6 +34,17 @@ pub struct SealedFile {
     pub commitment: Block,
     /// The tag of each chunk in order.
     pub tags: Tags,
+}
+
+/// The member `sealed` of a part.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SealedBody {
+    /// Drawn for this part; the keys of its shards depend on it.
+    pub salt: Block,
+    /// Binds the body to its key.
+    pub commitment: Block,
+    /// The sealed JSON object.
+    pub body: Text,
 }
 
 impl FileEntry {

@@ -12,17 +12,6 @@ use crate::seal::{
     Block, DataKey, MessageKey, SEALED_TREE, Sealing, ShardOpener, ShardPlace, Text,
 };
 
-/// The member `sealed` of a part.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct SealedBody {
-    /// Drawn for this part; the keys of its shards depend on it.
-    pub salt: Block,
-    /// Binds the body to its key.
-    pub commitment: Block,
-    /// The sealed JSON object.
-    pub body: Text,
-}
-
 /// The members of a part that are sealed.
 #[derive(Serialize, Deserialize)]
 struct Body {
@@ -106,9 +95,11 @@ impl Part {
             };
             let tags = sealed.tags.0.clone();
             let opener = ShardOpener::new(key, salt, &place, &sealed.commitment, tags);
-            openers.push(opener.map_err(|_| {
-                tampered("its commitment is that of another key, size or place")
-            })?);
+            openers.push(
+                opener.map_err(|_| {
+                    tampered("its commitment is that of another key, size or place")
+                })?,
+            );
         }
         Ok(openers)
     }
@@ -118,7 +109,10 @@ impl Part {
         let is_sealed = self.sealed.is_some();
         for (number, file) in self.files.iter().enumerate() {
             if file.sealed.is_some() != is_sealed {
-                return Err(format!("{}: a part is sealed with all its files", file.name));
+                return Err(format!(
+                    "{}: a part is sealed with all its files",
+                    file.name
+                ));
             }
             if is_sealed && file.name != name::shard_file(self.rank, number, &self.id) {
                 return Err(format!("{}: it is not shard {number}", file.name));

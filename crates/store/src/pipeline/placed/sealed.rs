@@ -32,7 +32,11 @@ impl PlacedItem {
             let text = start + header_bytes..chunk.end;
             let (header, sealed) = staged[within(&chunk)].split_at_mut(header_bytes as usize);
             let index = start / CHUNK_BYTES;
-            let opened = match self.landings.iter_mut().find_map(|one| one.window_of(&text)) {
+            let opened = match self
+                .landings
+                .iter_mut()
+                .find_map(|one| one.window_of(&text))
+            {
                 Some(window) => opener.open(index, header, sealed, window),
                 None => opener.open_in_place(index, header, sealed),
             };

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from penstock import _native
-from penstock.sealing import Identities
+from penstock.sealing.identities import Identities
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.sealing import Key
+    from penstock.sealing.passphrase import Key
 
 
 class Unsealing(NamedTuple):
