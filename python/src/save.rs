@@ -6,9 +6,8 @@ use penstock_cuda::Foreign;
 use penstock_store::format::digest::Digest;
 use penstock_store::format::part::{Alias, View};
 use penstock_store::plan::write::{Grouped, TensorSpec};
-use penstock_store::save::{
-    self, Linked, LinkedFile, LinkedTensor, Publication, SaveState, Sidecars,
-};
+use penstock_store::save as store;
+use penstock_store::save::{Linked, LinkedFile, LinkedTensor, Publication, SaveState, Sidecars};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -87,8 +86,8 @@ pub fn save<'py>(
     let options = options.at(py, &publication.path)?;
     let sealing = sealing.map(|key| key.sealing());
     let saved = call::run(py, &progress, |progress| match sealing {
-        None => save::save(state, &publication, &options, progress),
-        Some(sealing) => save::save_sealed(state, &publication, sealing, &options, progress),
+        None => store::save(state, &publication, &options, progress),
+        Some(sealing) => store::save_sealed(state, &publication, sealing, &options, progress),
     })?;
     report::of_save(py, &saved)
 }

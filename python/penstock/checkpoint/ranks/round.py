@@ -335,7 +335,7 @@ class Round(Exchange):
         if reason is not None:
             raise self.error_of(reason)
         unpacked = [_VOTE.unpack(b64decode(text)) for text in self._read_all("vote")]
-        return [Vote(*vote[:-1], vote[-1].rstrip(b"\0").decode()) for vote in unpacked]
+        return [Vote(*vote, part_sha256=text.rstrip(b"\0").decode()) for *vote, text in unpacked]
 
     def collect_copies(self) -> Iterator[list[Copy]]:
         """Asks every rank for its copies; yields those of each rank, in order."""

@@ -5,12 +5,10 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{Alias, Missing, Part, TensorEntry};
+use super::{Alias, Missing, Part, SealedBody, TensorEntry};
 use crate::error::{Error, Result};
 use crate::format::name;
-use crate::seal::{
-    Block, DataKey, MessageKey, SEALED_TREE, Sealing, ShardOpener, ShardPlace, Text,
-};
+use crate::seal::{Block, DataKey, MessageKey, SEALED_TREE, Sealing, ShardOpener, ShardPlace};
 
 /// The members of a part that are sealed.
 #[derive(Serialize, Deserialize)]
