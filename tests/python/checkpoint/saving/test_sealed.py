@@ -213,7 +213,8 @@ def test_damage_and_tampering_have_names(saved, tmp_path):
     for place in (100, 5000, MIB + 50):
         copy = shutil.copytree(saved, tmp_path / f"copy-{place}")
         collide(copy / shard, place)
-        assert penstock.verify(copy).ok
+        # A header that is no JSON shows without a key.
+        assert penstock.verify(copy).ok == (place > 4096)
         for verify in (True, False):
             options = penstock.Options(verify=verify)
             with pytest.raises(TamperedError) as caught:
