@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -277,11 +278,18 @@ def test_another_reader_finds_tampering_too(saved):
         SealedCheckpoint(saved, key)
 
 
-@pytest.mark.skipif(not GOLDEN.exists(), reason="the golden checkpoint is made by tests/golden")
-def test_a_golden_checkpoint_opens_with_both_readers():
-    expected = {"w": np.arange(6, dtype="float32").reshape(2, 3), "name": "golden", "step": 7}
+def test_the_golden_checkpoint_opens_with_both_readers():
+    spec = importlib.util.spec_from_file_location("golden_make", GOLDEN.parent / "make.py")
+    make = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make)
+    assert make.SEALED_KEY == KEY
+    expected = make.sealed()
     assert_same(penstock.load(GOLDEN, identities=[KEY]), expected)
-    assert penstock.inspect(GOLDEN, identities=[KEY]).metadata == {"golden": "sealed"}
-    read = SealedCheckpoint(GOLDEN, data_key(GOLDEN))
-    assert read.state()["w"].data == expected["w"].tobytes()
+    info = penstock.inspect(GOLDEN, identities=[KEY])
+    assert (info.metadata, info.step) == ({"golden": "sealed"}, 7)
+    assert sum(file.name.startswith("shard-") for file in info.files) > 1
+    found = SealedCheckpoint(GOLDEN, data_key(GOLDEN)).state()
+    assert found["w"].data == expected["w"].tobytes()
+    assert found["pages"].data == expected["pages"].numpy().tobytes()
+    assert (found["name"], found["step"]) == ("golden", 7)
     assert penstock.verify(GOLDEN).ok
