@@ -39,6 +39,7 @@ __all__ = [
     "SaveCancelledError",
     "SaveInProgressError",
     "SealedError",
+    "SealingError",
     "StateMismatchError",
     "StorageError",
     "TamperedError",
@@ -237,8 +238,12 @@ class TamperedError(CorruptCheckpointError):
     _result = "tampered"
 
 
-class _SealingError(PenstockError):
-    """An error about a checkpoint's seal."""
+class SealingError(PenstockError):
+    """A checkpoint is sealed or clear against the caller's wish, or cannot be sealed.
+
+    Attributes:
+        path: The checkpoint's directory.
+    """
 
     _fields = ("path",)
 
@@ -247,7 +252,7 @@ class _SealingError(PenstockError):
         self.path = path
 
 
-class SealedError(_SealingError):
+class SealedError(SealingError):
     """The checkpoint is sealed, and no identities were given, or this call takes none.
 
     Attributes:
@@ -255,7 +260,7 @@ class SealedError(_SealingError):
     """
 
 
-class NotSealedError(_SealingError):
+class NotSealedError(SealingError):
     """The checkpoint is clear where a sealed one is demanded.
 
     Identities that are given, and a store with ``sealing=`` or ``identities=``, demand sealed
@@ -266,7 +271,7 @@ class NotSealedError(_SealingError):
     """
 
 
-class CannotSealError(_SealingError, NotImplementedError):
+class CannotSealError(SealingError, NotImplementedError):
     """This job cannot seal a part of what it would write, so it has written nothing.
 
     Attributes:

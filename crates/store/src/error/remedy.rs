@@ -60,18 +60,12 @@ impl Error {
             | Error::Full {
                 operation, source, ..
             } => storage_remedy(operation, source),
-            Error::Sealed { .. } => "pass identities=, or name their file in PENSTOCK_IDENTITIES",
-            Error::NotSealed { .. } => {
-                "find out who put it there; to read a clear checkpoint, pass no identities"
-            }
-            Error::WrongKey { .. } => {
-                "its wraps are those of another checkpoint: restore manifest.json from a copy"
-            }
-            Error::Tampered { .. } => {
-                "find out who writes to the storage, and load another checkpoint or a copy"
-            }
-            Error::CannotSeal { .. } => "leave that out, or save without sealing=",
-            Error::Key { source, .. } => key_remedy(source),
+            Error::Sealed { .. }
+            | Error::NotSealed { .. }
+            | Error::WrongKey { .. }
+            | Error::Tampered { .. }
+            | Error::CannotSeal { .. }
+            | Error::Key { .. } => sealing_remedy(self),
             Error::Io(penstock_io::Error::EngineUnavailable {
                 engine: "threads", ..
             }) => "raise the limit of threads or memory (ulimit -u, ulimit -v, the container's)",
@@ -88,6 +82,25 @@ impl Error {
             Error::Io(_) => "see the system's message",
             Error::Interrupted => "what was stored is as it was",
         }
+    }
+}
+
+/// The remedy for an error about a seal.
+fn sealing_remedy(error: &Error) -> &'static str {
+    match error {
+        Error::Sealed { .. } => "pass identities=, or name their file in PENSTOCK_IDENTITIES",
+        Error::NotSealed { .. } => {
+            "find out who put it there; to read a clear checkpoint, pass no identities"
+        }
+        Error::WrongKey { .. } => {
+            "its wraps are those of another checkpoint: restore manifest.json from a copy"
+        }
+        Error::Tampered { .. } => {
+            "find out who writes to the storage, and load another checkpoint or a copy"
+        }
+        Error::CannotSeal { .. } => "leave that out, or save without sealing=",
+        Error::Key { source, .. } => key_remedy(source),
+        _ => "",
     }
 }
 

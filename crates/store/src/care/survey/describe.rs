@@ -105,7 +105,7 @@ impl Description {
         let is_sealed = |(part, _): &(Part, Described)| {
             part.sealed.is_some() || part.tensors.iter().any(is_decoy)
         };
-        if !manifest.is_some_and(|manifest| manifest.sealing.is_some())
+        if manifest.is_none_or(|manifest| manifest.sealing.is_none())
             && !self.parts.iter().any(is_sealed)
         {
             return Ok(());
