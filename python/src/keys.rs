@@ -96,7 +96,7 @@ impl Recipients {
 /// The keys that data keys are unwrapped with.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Identities {
-    /// What a load unwraps with.
+    /// The keys that a load unwraps with.
     pub(crate) unwrap: Arc<dyn Unwrap>,
     count: usize,
 }

@@ -157,9 +157,7 @@ def _rewrapped(
             "identities: there are none; pass identities=, or name a file by PENSTOCK_IDENTITIES"
         )
     sealing = Sealing(recipients)
-    return _listed(
-        _native.rewrap(os.fspath(path), found.native, sealing.native, replaces=replaces)
-    )
+    return _listed(_native.rewrap(os.fspath(path), found.native, sealing.native, replaces=replaces))
 
 
 def _listed(pairs: list[tuple[str, str]]) -> list[Recipient]:

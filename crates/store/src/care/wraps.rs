@@ -9,8 +9,8 @@
 //! Before wraps are added or replaced, the data key is checked against the manifest: a wrap that
 //! somebody else put there cannot make the checkpoint unreadable.
 //!
-//! A recipient that is removed can no longer open this checkpoint. What it has read stays known to
-//! it, and so does the data key.
+//! A removed recipient can no longer open this checkpoint. It keeps the data that it has read, and a
+//! data key that it has copied.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

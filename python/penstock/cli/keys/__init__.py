@@ -19,7 +19,7 @@ from penstock.cli.group import LazyGroup
         "complete step.",
         "remove": "Remove each RECIPIENT from the sealed checkpoint PATH; from a store, from each "
         "complete step.",
-        "rotate": "Replace all recipients of the sealed checkpoint PATH; of a store, those of each "
+        "rotate": "Replace the recipients of the sealed checkpoint PATH; of a store, of each "
         "complete step.",
     },
     epilog=example("penstock keys generate keys.txt"),

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
     from penstock.sealing import Recipient
 
-_SECRET = re.compile(r"\s*(AGE-SECRET-KEY-|PENSTOCK-SECRET-KEY-|-----BEGIN |[0-9a-f]{64}\s*$)", re.I)
+    _Text = click.ParamType[str]
+else:
+    # `ParamType` is generic for the type checker only: older releases of click lack it.
+    _Text = click.ParamType
+
+_SECRET = re.compile(
+    r"\s*(AGE-SECRET-KEY-|PENSTOCK-SECRET-KEY-|-----BEGIN |[0-9a-f]{64}\s*$)", re.I
+)
 
 JSON_KEYS = """\b
 JSON: path, checkpoints: a list of path, recipients: a list of kind
@@ -25,14 +32,12 @@ JSON: path, checkpoints: a list of path, recipients: a list of kind
 """
 
 
-class _KeyType(click.ParamType[str] if TYPE_CHECKING else click.ParamType):
+class _KeyType(_Text):
     """A key by its file, its URI or its public text: other processes see command lines."""
 
     name = "key"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if _SECRET.match(value):
             self.fail("other processes can see command lines: give the secret's file", param, ctx)
         return str(value)
@@ -65,9 +70,7 @@ def opened_by(identities: tuple[str, ...]) -> Identities | None:
     return Identities.resolve(identities or None)
 
 
-def change(
-    path: str, as_json: bool, changed: Callable[[str], Iterable[Recipient]]
-) -> int:
+def change(path: str, as_json: bool, changed: Callable[[str], Iterable[Recipient]]) -> int:
     """Calls a function for the checkpoint, or for each of a store, and prints the recipients."""
     check_directory(path)
     places = [path]

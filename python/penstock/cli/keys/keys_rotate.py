@@ -30,7 +30,7 @@ from penstock.common.console import PLACE, json_option
 def keys_rotate(
     path: str, recipients: tuple[str, ...], identities: tuple[str, ...], as_json: bool
 ) -> int:
-    """Replace all recipients of the sealed checkpoint PATH; of a store, those of each complete step.
+    """Replace the recipients of the sealed checkpoint PATH; of a store, of each complete step.
 
     The data keys stay the same, so copies that former recipients have made stay readable to them.
     """
