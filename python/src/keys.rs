@@ -6,13 +6,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use penstock_keys::{DataKey, KeyError, Keyring, Kms, NewKey, Unwrap, Wrap};
+use penstock_store::care::wraps::{self, Rewrap};
 use penstock_store::seal::Sealing;
+use penstock_store::tier;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use zeroize::Zeroizing;
 
-use crate::errors::raise_key;
+use crate::errors::{raise, raise_key};
 use crate::owner::detached;
 
 /// Keys by their name in errors, the kind of the value, and the value: `text`, a key or a path;
@@ -94,7 +96,7 @@ impl Recipients {
 /// The keys that data keys are unwrapped with.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Identities {
-    /// What a load unwraps with.
+    /// The keys that a load unwraps with.
     pub(crate) unwrap: Arc<dyn Unwrap>,
     count: usize,
 }
@@ -230,6 +232,48 @@ pub fn generate_key(py: Python<'_>, path: PathBuf, kind: &str) -> PyResult<Strin
         _ => return Err(PyValueError::new_err("kind is x25519 or key-file")),
     };
     raised(py, || penstock_keys::generate(&path, kind))
+}
+
+/// Kind and recipient of each wrap of a sealed checkpoint.
+#[pyfunction]
+pub fn read_recipients(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(String, String)>> {
+    let read = || wraps::read(&path, tier::file_system(&path)?.as_ref());
+    detached(py, read)
+        .map(public)
+        .map_err(|error| raise(py, &error))
+}
+
+/// Changes the recipients of a sealed checkpoint, and returns them as `read_recipients` does:
+/// removes those of the names, or adds those given, or puts them in the place of all.
+#[pyfunction]
+#[pyo3(signature = (path, identities=None, recipients=None, *, removed=Vec::new(), replaces=false))]
+pub fn rewrap(
+    py: Python<'_>,
+    path: PathBuf,
+    identities: Option<Py<Identities>>,
+    recipients: Option<Py<Recipients>>,
+    removed: Vec<String>,
+    replaces: bool,
+) -> PyResult<Vec<(String, String)>> {
+    let change = match (&identities, &recipients) {
+        (Some(identities), Some(recipients)) => {
+            let (unwrap, recipients) = (&*identities.get().unwrap, &recipients.get().recipients);
+            match replaces {
+                true => Rewrap::Replace(unwrap, recipients),
+                false => Rewrap::Add(unwrap, recipients),
+            }
+        }
+        _ => Rewrap::Remove(&removed),
+    };
+    let change = || wraps::rewrap(&path, tier::file_system(&path)?.as_ref(), &change);
+    detached(py, change)
+        .map(public)
+        .map_err(|error| raise(py, &error))
+}
+
+fn public(wraps: Vec<Wrap>) -> Vec<(String, String)> {
+    let name = |wrap: Wrap| (wrap.kind, wrap.recipient);
+    wraps.into_iter().map(name).collect()
 }
 
 fn keyring(keys: GivenKeys) -> Result<Keyring, KeyError> {

@@ -94,7 +94,9 @@ mod _native {
     #[pymodule_export]
     use crate::job::{Arena, Job};
     #[pymodule_export]
-    use crate::keys::{AttemptKey, EphemeralKey, Identities, Recipients, generate_key};
+    use crate::keys::{
+        AttemptKey, EphemeralKey, Identities, Recipients, generate_key, read_recipients, rewrap,
+    };
     #[pymodule_export]
     use crate::mirror::{MirrorJob, mirror};
     #[pymodule_export]

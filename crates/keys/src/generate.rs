@@ -40,7 +40,7 @@ pub fn generate(path: &Path, kind: NewKey) -> Result<String> {
     };
     let created = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ");
     let head = format!("# created: {created}\n# {label}: {public}\n");
-    // Of the final size, as a string that grows leaves copies in freed memory.
+    // The string has its final size: one that grows leaves copies in freed memory.
     let mut content = Zeroizing::new(String::with_capacity(head.len() + secret.len() + 1));
     content.push_str(&head);
     content.push_str(&secret);

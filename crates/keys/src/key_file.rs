@@ -63,7 +63,7 @@ impl KeyFile {
     }
 
     pub(crate) fn to_text(&self) -> Zeroizing<String> {
-        // Of the final size, as a string that grows leaves copies in freed memory.
+        // The string has its final size: one that grows leaves copies in freed memory.
         let mut text = String::with_capacity(SECRET_PREFIX.len() + 2 * KEK_BYTES);
         text.push_str(SECRET_PREFIX);
         push_hex(&mut text, self.kek.expose());

@@ -17,6 +17,9 @@ file; a file has a key a line, with comments after ``#``. A callable returns the
 file, as text or bytes: it fetches a key that is not on disk. A `Passphrase` holds a callable that
 returns a passphrase.
 
+`recipients` lists who can open a checkpoint. `add_recipients`, `remove_recipients` and `rotate`
+replace its manifest alone, whatever its size.
+
 Example:
     >>> import os, tempfile
     >>> from penstock import Sealing
@@ -33,6 +36,13 @@ from penstock.sealing.generation import generate
 from penstock.sealing.identities import Identities
 from penstock.sealing.kms import KmsClient, register_kms
 from penstock.sealing.passphrase import Key, Passphrase
+from penstock.sealing.rewrapping import (
+    Recipient,
+    add_recipients,
+    recipients,
+    remove_recipients,
+    rotate,
+)
 from penstock.sealing.sealing import Sealing
 
 __all__ = [
@@ -40,7 +50,12 @@ __all__ = [
     "Key",
     "KmsClient",
     "Passphrase",
+    "Recipient",
     "Sealing",
+    "add_recipients",
     "generate",
+    "recipients",
     "register_kms",
+    "remove_recipients",
+    "rotate",
 ]

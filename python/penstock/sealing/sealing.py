@@ -35,15 +35,18 @@ class Sealing:
         Sealing(recipients=['aws-kms://arn:aws:kms:eu-west-1:111122223333:key/team'])
     """
 
-    __slots__ = ("_native",)
+    __slots__ = ("native",)
+
+    native: _native.Recipients
+    """The keys as the native module wraps for them."""
 
     def __init__(self, recipients: Key | Iterable[Key]) -> None:
-        self._native = _native.Recipients(to_native(recipients, "recipients"), CLIENTS)
+        self.native = _native.Recipients(to_native(recipients, "recipients"), CLIENTS)
 
     @property
     def recipients(self) -> tuple[str, ...]:
         """The recipients in public: ``age1…``, ``ssh-…``, a URI, a fingerprint, ``passphrase``."""
-        return tuple(self._native.names())
+        return tuple(self.native.names())
 
     def wrap_new(self) -> _native.AttemptKey:
         """Draws the data key of one attempt, and wraps it for each recipient.
@@ -52,7 +55,7 @@ class Sealing:
             KmsError: A key management service refused or was not reachable.
             MissingDependencyError: The client of a service is not installed.
         """
-        return self._native.draw()
+        return self.native.draw()
 
     def wrap(self, key: _native.AttemptKey) -> str:
         """Wraps a data key for each recipient; returns the wraps as JSON.
@@ -61,7 +64,7 @@ class Sealing:
             KmsError: A key management service refused or was not reachable.
             MissingDependencyError: The client of a service is not installed.
         """
-        return self._native.wrap(key)
+        return self.native.wrap(key)
 
     def __copy__(self) -> Self:
         return self

@@ -13,7 +13,14 @@ from penstock.cli.group import LazyGroup
     package="penstock.cli.keys",
     prefix="keys_",
     helps={
+        "add": "Add recipients to the sealed checkpoint PATH; to a store, to each complete step.",
         "generate": "Make a key and write it to the new file FILE.",
+        "list": "List the recipients of the sealed checkpoint PATH; of a store, those of each "
+        "complete step.",
+        "remove": "Remove each RECIPIENT from the sealed checkpoint PATH; from a store, from each "
+        "complete step.",
+        "rotate": "Replace the recipients of the sealed checkpoint PATH; of a store, of each "
+        "complete step.",
     },
     epilog=example("penstock keys generate keys.txt"),
 )
