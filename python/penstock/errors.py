@@ -235,8 +235,6 @@ class TamperedError(CorruptCheckpointError):
     checkpoint, or not to this place in it. None of them is handed out.
     """
 
-    _result = "tampered"
-
 
 class SealingError(PenstockError):
     """A checkpoint is sealed or clear against the caller's wish, or cannot be sealed.

@@ -815,6 +815,27 @@ fn no_key_and_nonce_occur_twice() {
             saves += 1;
         }
     }
+    // Two processes that act as one rank of one attempt, with one key: the salt of each part is its
+    // own.
+    let sealing = Sealing::new(Arc::clone(&key), Vec::new()).watched_by(witness);
+    let progress = Progress::default();
+    let options = Options {
+        is_sealed: true,
+        ..small_shards()
+    };
+    let twins = ["one", "other"].map(|name| root.path().join(name));
+    let mut first = Attempt::begin(&twins[0], false, &native(), &progress).unwrap();
+    fs::create_dir(&twins[1]).unwrap();
+    let mut second = Attempt::join(&twins[1], first.id(), &native(), &progress).unwrap();
+    for attempt in [&mut first, &mut second] {
+        attempt.seal(sealing.clone());
+        let staging = Staging {
+            is_lazy: true,
+            ..Staging::default()
+        };
+        let job = Job::new(sample.state(), attempt.path(), &options, &staging).unwrap();
+        drop(job.write(attempt, 0, &progress).unwrap());
+    }
     let seen = seen.lock().unwrap();
     let apart: HashSet<&Seal> = seen.iter().collect();
     assert_eq!(apart.len(), seen.len(), "a nonce is used twice");
