@@ -238,6 +238,7 @@ mod tests {
                 return Err(KeyError::Kms {
                     uri: uri.into(),
                     reason: "not reachable".into(),
+                    source: None,
                 });
             }
             Ok(())

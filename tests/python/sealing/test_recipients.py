@@ -204,6 +204,36 @@ def test_the_commands(home):
     assert command("inspect", root).returncode == 0
 
 
+def test_diff_opens_the_side_that_is_sealed(home):
+    penstock.save(home / "clear", STATE)
+    same = command("diff", home / "ckpt", home / "clear", "--identity", home / "me", "--json")
+    assert (same.returncode, same.stderr) == (0, "")
+    assert json.loads(same.stdout)["tensors_compared"] == 1
+    closed = command("diff", home / "ckpt", home / "clear")
+    assert closed.returncode == 1
+    assert "is sealed" in closed.stderr
+
+
+def test_ls_tells_sealed_steps(home, monkeypatch):
+    root = home / "store"
+    for step, name in ((1, "me"), (2, "you")):
+        store = penstock.CheckpointStore(root, sealing=Sealing([home / name]))
+        store.save(step, STATE)
+    penstock.CheckpointStore(root).save(3, STATE)
+
+    def listed(*options):
+        steps = json.loads(command("ls", root, "--json", *options).stdout)["steps"]
+        assert {step["state"] for step in steps} == {"complete"}
+        return [(step["sealed"], step["tensors"]) for step in steps]
+
+    assert listed() == [(True, None), (True, None), (False, 1)]
+    # The second step is for somebody else, and is not damaged for that.
+    assert listed("--identity", home / "me") == [(True, 1), (True, None), (False, 1)]
+    monkeypatch.setenv("PENSTOCK_IDENTITIES", str(home / "me"))
+    assert listed() == [(True, 1), (None, None), (False, 1)]
+    assert "sealed" in command("ls", root).stdout
+
+
 def test_no_secret_is_taken_from_a_command_line(home):
     secret = (home / "me").read_text().splitlines()[-1]
     for option in ("--identity", "--recipient"):
