@@ -66,22 +66,26 @@ impl Error {
             | Error::Tampered { .. }
             | Error::CannotSeal { .. }
             | Error::Key { .. } => sealing_remedy(self),
-            Error::Io(penstock_io::Error::EngineUnavailable {
-                engine: "threads", ..
-            }) => "raise the limit of threads or memory (ulimit -u, ulimit -v, the container's)",
-            Error::Io(penstock_io::Error::EngineUnavailable { .. }) => {
-                "use engine=\"auto\" or engine=\"threads\""
-            }
-            Error::Io(penstock_io::Error::DirectUnavailable { .. }) => {
-                "use direct=\"auto\" or direct=\"off\""
-            }
-            Error::Io(penstock_io::Error::OutOfMemory { .. }) => {
-                "free memory or raise its limit; staging_bytes bounds what a call adds to the state"
-            }
-            Error::Io(penstock_io::Error::Cuda(error)) => device_remedy(error),
-            Error::Io(_) => "see the system's message",
+            Error::Io(error) => io_remedy(error),
             Error::Interrupted => "what was stored is as it was",
         }
+    }
+}
+
+/// The remedy for a failure of the engine, its memory or a device.
+fn io_remedy(error: &penstock_io::Error) -> &'static str {
+    use penstock_io::Error as Io;
+    match error {
+        Io::EngineUnavailable {
+            engine: "threads", ..
+        } => "raise the limit of threads or memory (ulimit -u, ulimit -v, the container's)",
+        Io::EngineUnavailable { .. } => "use engine=\"auto\" or engine=\"threads\"",
+        Io::DirectUnavailable { .. } => "use direct=\"auto\" or direct=\"off\"",
+        Io::OutOfMemory { .. } => {
+            "free memory or raise its limit; staging_bytes bounds what a call adds to the state"
+        }
+        Io::Cuda(error) => device_remedy(error),
+        _ => "see the system's message",
     }
 }
 
