@@ -11,8 +11,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use common::machine::machine;
 use common::{Rng, Sample, engines, faulty, names, publication, read_engines, within_a_minute};
-use penstock_io::buffer::{HostRegionMut, RegionMut};
+use penstock_io::buffer::{HostRegionMut, Region, RegionMut};
 use penstock_io::engine::EngineChoice;
 use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
 use penstock_io::file::Direct;
@@ -23,7 +24,9 @@ use penstock_store::format::digest::{CHUNK_BYTES, Digest};
 use penstock_store::format::manifest::{self, Manifest};
 use penstock_store::load::checkpoint::{Checkpoint, Loaded};
 use penstock_store::options::Options;
-use penstock_store::save::{Attempt, Job, Publication, Staging, Written, commit, save_sealed};
+use penstock_store::save::{
+    Attempt, Job, Publication, SaveState, Staging, Written, commit, save_sealed,
+};
 use penstock_store::seal::{
     DataKey, KeyError, Seal, Sealing, Sha256, Unsealing, Unwrap, Witness, Wrap,
 };
@@ -769,6 +772,48 @@ fn drawn_changes_are_never_accepted() {
                 assert!(common::bytes_of(&loaded, place, bytes.len()) == &bytes[..]);
             }
         }
+    }
+}
+
+/// Devices copy to and from staging memory, where chunks are sealed and opened.
+#[test]
+fn what_a_device_has_is_sealed_and_opened() {
+    let machine = machine();
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("ckpt");
+    let sample = Sample::of_sizes(&[3 * MIB + 7, 1, 2 * MIB, 500]);
+    let lend = |bytes: &Vec<u8>| machine.lent(bytes);
+    let lent: Vec<_> = sample.bytes.iter().map(lend).collect();
+    machine.device_streams.follow(&lent[0].foreign()).unwrap();
+    let sources = lent.iter().map(|one| Region::from(one.region()));
+    let state = SaveState {
+        sources: sources.collect(),
+        ..sample.state()
+    };
+    let (options, progress) = (small_shards(), Progress::default());
+    save_sealed(state, &publication(&path), sealing(), &options, &progress).unwrap();
+    assert_holds(&path, &sample, &Options::default());
+    let blank: Vec<_> = sample
+        .bytes
+        .iter()
+        .map(|bytes| vec![0xEE; bytes.len()])
+        .collect();
+    let blank: Vec<_> = blank.iter().map(|bytes| machine.lent(bytes)).collect();
+    machine
+        .device_streams
+        .fill_after(&blank[0].foreign())
+        .unwrap();
+    let targets = blank.iter().zip(&sample.bytes).enumerate();
+    let targets = targets.map(|(index, (one, bytes))| {
+        let target: RegionMut = one.array(0, 1, &[bytes.len()], &[1]).into();
+        (index, target)
+    });
+    let targets = targets.collect();
+    let checkpoint = open(&path, &alice()).unwrap();
+    let loaded = checkpoint.load(None, targets, &options, &progress).unwrap();
+    assert!(loaded.report.device_bytes > 0);
+    for (one, bytes) in blank.iter().zip(&sample.bytes) {
+        assert!(one.content().unwrap()[..bytes.len()] == bytes[..]);
     }
 }
 
