@@ -25,11 +25,15 @@ type GivenKeys = Vec<(String, String, Vec<u8>)>;
 struct PythonKms(Py<PyAny>);
 
 impl PythonKms {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the thread is that of the call from Python, which released the GIL"
+    )]
     fn call(&self, method: &str, uri: &str, data: &[u8]) -> Result<Vec<u8>, KeyError> {
         Python::attach(|py| {
             let arguments = (uri, PyBytes::new(py, data));
             let result = self.0.call_method1(py, method, arguments)?;
-            result.extract::<Vec<u8>>(py).map_err(PyErr::from)
+            result.extract::<Vec<u8>>(py)
         })
         .map_err(|error: PyErr| {
             // The variables of its frames are keys.
@@ -137,6 +141,10 @@ impl Identities {
 struct Detached(penstock_keys::Identities);
 
 impl Unwrap for Detached {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the thread is that of the call from Python, with the GIL or without it"
+    )]
     fn unwrap(&self, wraps: &[Wrap]) -> Result<DataKey, KeyError> {
         Python::attach(|py| detached(py, || self.0.unwrap(wraps)))
     }
@@ -152,7 +160,7 @@ pub struct AttemptKey {
 }
 
 impl AttemptKey {
-    /// What an attempt is sealed with.
+    /// The key and the wraps that seal an attempt.
     pub(crate) fn sealing(&self) -> Sealing {
         Sealing::new(Arc::clone(&self.key), self.wraps.clone())
     }

@@ -3,19 +3,18 @@
 use std::fmt;
 
 use aws_lc_rs::rand;
-use zeroize::Zeroizing;
 
+use crate::secret::{SECRET_BYTES, Secret};
 use crate::{KeyError, Result};
 
 /// Bytes of a data key.
-pub const DATA_KEY_BYTES: usize = 32;
+pub const DATA_KEY_BYTES: usize = SECRET_BYTES;
 
 /// 32 random bytes that seal one attempt.
 ///
-/// The bytes are zeroized on drop. The type is neither `Clone` nor serializable, and its `Debug`
+/// The bytes are in a locked page that no core dump has, and are overwritten on drop. The type is neither `Clone` nor serializable, and its `Debug`
 /// does not show them.
-// On the heap, as moves of the value would leave copies on the stack.
-pub struct DataKey(Box<Zeroizing<[u8; DATA_KEY_BYTES]>>);
+pub struct DataKey(Secret);
 
 impl DataKey {
     /// Draws a key from the system's random numbers.
@@ -24,23 +23,23 @@ impl DataKey {
     ///
     /// [`KeyError::Entropy`] if the system has none.
     pub fn generate() -> Result<DataKey> {
-        let mut key = Box::new(Zeroizing::new([0; DATA_KEY_BYTES]));
-        rand::fill(key.as_mut_slice()).map_err(|_| KeyError::Entropy)?;
+        let mut key = Secret::zeroed();
+        rand::fill(key.expose_mut()).map_err(|_| KeyError::Entropy)?;
         Ok(DataKey(key))
     }
 
     /// A key with these bytes. The caller zeroizes its copy.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; DATA_KEY_BYTES]) -> DataKey {
-        let mut key = Box::new(Zeroizing::new([0; DATA_KEY_BYTES]));
-        key.copy_from_slice(bytes);
+        let mut key = Secret::zeroed();
+        key.expose_mut().copy_from_slice(bytes);
         DataKey(key)
     }
 
     /// The bytes, for the derivation of keys and for wrapping.
     #[must_use]
     pub fn expose(&self) -> &[u8; DATA_KEY_BYTES] {
-        &self.0
+        self.0.expose()
     }
 }
 

@@ -22,7 +22,11 @@ pub enum KeyError {
         recipients: Vec<String>,
     },
     /// An identity belongs to the recipient, or may, and does not open its wrap.
-    #[error("the identity does not open the {kind} wrap for {recipient}")]
+    #[error(
+        "the identity does not open the {} wrap for {}",
+        shown(kind),
+        shown(recipient)
+    )]
     WrongKey {
         /// The kind of the wrap.
         kind: String,
@@ -30,7 +34,11 @@ pub enum KeyError {
         recipient: String,
     },
     /// A wrap is not what its kind says, or asks for more than is sensible.
-    #[error("the {kind} wrap for {recipient} is damaged: {reason}")]
+    #[error(
+        "the {} wrap for {} is damaged: {reason}",
+        shown(kind),
+        shown(recipient)
+    )]
     BadWrap {
         /// The kind of the wrap.
         kind: String,
@@ -80,13 +88,54 @@ pub enum KeyError {
     Entropy,
 }
 
-/// Recipients that a message names.
+/// Recipients that a message names, and characters of each: a manifest can hold any text.
 const NAMED_MAX: usize = 4;
+const SHOWN_CHARACTERS_MAX: usize = 100;
 
 fn shorten(recipients: &[String]) -> String {
-    let named = recipients[..recipients.len().min(NAMED_MAX)].join(", ");
+    let first = &recipients[..recipients.len().min(NAMED_MAX)];
+    let named: Vec<_> = first.iter().map(|name| shown(name)).collect();
     match recipients.len().checked_sub(NAMED_MAX) {
-        None | Some(0) => named,
-        Some(more) => format!("{named} and {more} more"),
+        None | Some(0) => named.join(", "),
+        Some(more) => format!("{} and {more} more", named.join(", ")),
+    }
+}
+
+/// A text of a manifest, which anybody may have written, as a message shows it.
+fn shown(text: &str) -> String {
+    let mut characters = text.chars();
+    let mut shown = String::new();
+    for character in characters.by_ref().take(SHOWN_CHARACTERS_MAX) {
+        shown.extend(character.escape_debug());
+    }
+    if characters.next().is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_a_manifest_are_escaped_and_short() {
+        let recipients = vec!["a\u{1b}[2J\n".repeat(1000); 1000];
+        let error = KeyError::NoIdentity {
+            identities: 1,
+            recipients,
+        };
+        let text = error.to_string();
+        assert!(
+            text.len() < 4000 && !text.contains(['\u{1b}', '\n']),
+            "{text}"
+        );
+        assert!(text.ends_with("and 996 more"), "{text}");
+        let kind = "\u{1b}".repeat(1000);
+        let error = KeyError::WrongKey {
+            kind: kind.clone(),
+            recipient: kind,
+        };
+        assert!(error.to_string().len() < 4000 && !error.to_string().contains('\u{1b}'));
     }
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::keyring::Key;
 use crate::kms::Kms;
-use crate::wrap::Opened;
-use crate::{DataKey, KeyError, Keyring, Result, Unwrap, Wrap};
+use crate::passphrase::COST_KIB_MAX;
+use crate::wrap::{Opened, bad_wrap};
+use crate::{DataKey, KeyError, Keyring, RECIPIENTS_MAX, Result, Unwrap, Wrap};
 
 /// The keys that data keys are unwrapped with.
 pub struct Identities {
@@ -56,6 +57,32 @@ impl Identities {
         self.keys.len()
     }
 
+    /// Tries one identity at each wrap, within bounds: nothing of a manifest is authenticated yet.
+    fn open_one(&self, identity: &Key, wraps: &[Wrap]) -> Opened {
+        let (mut failure, mut spent_kib, mut kms_failures) = (None, 0, 0);
+        for wrap in wraps {
+            if let Key::Passphrase(passphrase) = identity {
+                spent_kib += passphrase.cost_kib(wrap);
+                if spent_kib > COST_KIB_MAX {
+                    let reason = "the derivations of all passphrases take too long";
+                    return Opened::Failed(bad_wrap(wrap, reason));
+                }
+            }
+            match self.open(identity, wrap) {
+                Opened::Key(key) => return Opened::Key(key),
+                Opened::NotMine => {}
+                Opened::Failed(error) => {
+                    failure = failure.or(Some(error));
+                    kms_failures += usize::from(matches!(identity, Key::Kms(_)));
+                    if kms_failures == KMS_FAILURES_MAX {
+                        break;
+                    }
+                }
+            }
+        }
+        failure.map_or(Opened::NotMine, Opened::Failed)
+    }
+
     fn open(&self, identity: &Key, wrap: &Wrap) -> Opened {
         match identity {
             Key::KeyFile(key_file) => key_file.open(wrap),
@@ -82,18 +109,24 @@ fn cost(identity: &Key) -> u8 {
     }
 }
 
+/// Wraps that a service fails to open before the others are left: each takes a call, and a manifest
+/// can hold any.
+const KMS_FAILURES_MAX: usize = 16;
+
 impl Unwrap for Identities {
     fn unwrap(&self, wraps: &[Wrap]) -> Result<DataKey> {
+        if let Some(surplus) = wraps.get(RECIPIENTS_MAX) {
+            let reason = format!("there are {} wraps: at most {RECIPIENTS_MAX}", wraps.len());
+            return Err(bad_wrap(surplus, reason));
+        }
         let mut failure = None;
         for level in 0..=2 {
             for identity in self.keys.iter().filter(|key| cost(key) == level) {
-                for wrap in wraps {
-                    match self.open(identity, wrap) {
-                        Opened::Key(key) => return Ok(key),
-                        Opened::NotMine => {}
-                        // Another identity may open it: the first failure is reported.
-                        Opened::Failed(error) => failure = failure.or(Some(error)),
-                    }
+                match self.open_one(identity, wraps) {
+                    Opened::Key(key) => return Ok(key),
+                    Opened::NotMine => {}
+                    // Another identity may open it: the first failure is reported.
+                    Opened::Failed(error) => failure = failure.or(Some(error)),
                 }
             }
         }

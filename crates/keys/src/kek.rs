@@ -7,42 +7,39 @@ use aws_lc_rs::rand;
 use zeroize::Zeroizing;
 
 use crate::data_key::DATA_KEY_BYTES;
+use crate::secret::{SECRET_BYTES, Secret};
 use crate::{DataKey, KeyError, Result};
 
 /// Bytes of a key-encryption key.
-pub(crate) const KEK_BYTES: usize = 32;
+pub(crate) const KEK_BYTES: usize = SECRET_BYTES;
 /// Bytes of a data key after AES key wrap: eight more than the key.
 pub(crate) const WRAPPED_BYTES: usize = DATA_KEY_BYTES + 8;
 
 /// A 256-bit key-encryption key.
-pub(crate) struct Kek(Box<Zeroizing<[u8; KEK_BYTES]>>);
+pub(crate) struct Kek(Secret);
 
 impl Kek {
     pub(crate) fn generate() -> Result<Kek> {
-        let mut key = Kek::zeroed();
-        rand::fill(key.0.as_mut_slice()).map_err(|_| KeyError::Entropy)?;
-        Ok(key)
+        let mut key = Secret::zeroed();
+        rand::fill(key.expose_mut()).map_err(|_| KeyError::Entropy)?;
+        Ok(Kek(key))
     }
 
     pub(crate) fn from_bytes(bytes: &[u8; KEK_BYTES]) -> Kek {
-        let mut key = Kek::zeroed();
-        key.0.copy_from_slice(bytes);
-        key
+        let mut key = Secret::zeroed();
+        key.expose_mut().copy_from_slice(bytes);
+        Kek(key)
     }
 
     /// A key that is filled in place by the caller, so that no copy of it is made.
     pub(crate) fn derive(fill: impl FnOnce(&mut [u8; KEK_BYTES]) -> Result<()>) -> Result<Kek> {
-        let mut key = Kek::zeroed();
-        fill(&mut key.0)?;
-        Ok(key)
-    }
-
-    fn zeroed() -> Kek {
-        Kek(Box::new(Zeroizing::new([0; KEK_BYTES])))
+        let mut key = Secret::zeroed();
+        fill(key.expose_mut())?;
+        Ok(Kek(key))
     }
 
     pub(crate) fn expose(&self) -> &[u8; KEK_BYTES] {
-        &self.0
+        self.0.expose()
     }
 
     pub(crate) fn wrap(&self, key: &DataKey) -> [u8; WRAPPED_BYTES] {
@@ -62,7 +59,7 @@ impl Kek {
 
     // The library consumes its object with each call, and zeroizes it.
     fn cipher(&self) -> AesKek {
-        AesKek::new(&AES_256, self.0.as_slice()).expect("the key has the length of the cipher")
+        AesKek::new(&AES_256, self.0.expose()).expect("the key has the length of the cipher")
     }
 }
 

@@ -7,7 +7,8 @@
 //! Layer: below `penstock-store`, which seals with data keys and knows no kinds of recipients.
 //! This crate knows no checkpoints.
 //!
-//! Secrets are zeroized when they are dropped. No `Debug`, error or serialization shows one.
+//! Secrets are overwritten when they are dropped; data keys and key-encryption keys are in locked
+//! pages of their own, which no core dump has. No `Debug`, error or serialization shows one.
 
 #![forbid(unsafe_code)]
 
@@ -23,6 +24,7 @@ mod keyring;
 mod kms;
 mod passphrase;
 mod recipients;
+mod secret;
 mod wrap;
 
 pub use data_key::{DATA_KEY_BYTES, DataKey};

@@ -1,8 +1,9 @@
 //! Passphrases: argon2id makes a key-encryption key of them.
 //!
 //! The recipient is the PHC string of the derivation, `$argon2id$v=19$m=65536,t=3,p=4$SALT`: it
-//! states parameters and salt, as other tools write them. A manifest can name any parameters, so
-//! those that take more than [`MEMORY_KIB_MAX`] or [`PASSES_MAX`] are refused.
+//! states parameters and salt, as other tools write them. A manifest can name any parameters before
+//! it is authenticated, so those that take more than [`MEMORY_KIB_MAX`] or [`COST_KIB_MAX`] are
+//! refused.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,8 +27,9 @@ const SALT_BYTES: usize = 16;
 
 /// Memory that a derivation named by a manifest may take: 1 GiB.
 const MEMORY_KIB_MAX: u32 = 1 << 20;
-/// Passes over the memory that it may take.
-const PASSES_MAX: u32 = 16;
+/// Memory times passes that all derivations of one manifest may take: 4 GiB, about 7 seconds. It is
+/// twenty times that of a wrap of ours.
+pub(crate) const COST_KIB_MAX: u64 = 4 << 20;
 const LANES_MAX: u32 = 64;
 const SALT_BYTES_MAX: usize = 64;
 
@@ -107,6 +109,19 @@ impl Passphrase {
         }
     }
 
+    /// Memory times passes of the derivation that opening a wrap takes; 0 where the key is kept.
+    pub(crate) fn cost_kib(&self, wrap: &Wrap) -> u64 {
+        let parsed = (wrap.kind == PASSPHRASE).then(|| Derivation::parse(&wrap.recipient));
+        let Some(Ok(derivation)) = parsed else {
+            return 0;
+        };
+        let kept = self.0.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        match kept.iter().any(|(of, _)| *of == derivation) {
+            true => 0,
+            false => derivation.cost_kib(),
+        }
+    }
+
     fn own_derivation(&self) -> Result<Derivation> {
         let mut own = self.0.own.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(derivation) = &*own {
@@ -159,13 +174,17 @@ impl Derivation {
             salt: BASE64_STANDARD_NO_PAD.decode(salt).map_err(|_| form)?,
         };
         if derivation.memory_kib > MEMORY_KIB_MAX
-            || derivation.passes > PASSES_MAX
+            || derivation.cost_kib() > COST_KIB_MAX
             || derivation.lanes > LANES_MAX
             || derivation.salt.len() > SALT_BYTES_MAX
         {
-            return Err("its derivation takes more than 1 GiB, 16 passes or 64 lanes");
+            return Err("its derivation takes more than 1 GiB, 4 GiB with all passes, or 64 lanes");
         }
         Ok(derivation)
+    }
+
+    fn cost_kib(&self) -> u64 {
+        u64::from(self.memory_kib) * u64::from(self.passes)
     }
 
     fn derive(&self, secret: &[u8]) -> Result<Kek> {
@@ -260,7 +279,8 @@ mod tests {
     fn derivations_without_bound_are_refused() {
         for recipient in [
             "$argon2id$v=19$m=1048577,t=3,p=4$c29tZXNhbHQ",
-            "$argon2id$v=19$m=65536,t=17,p=4$c29tZXNhbHQ",
+            "$argon2id$v=19$m=65536,t=65,p=4$c29tZXNhbHQ",
+            "$argon2id$v=19$m=1048576,t=5,p=4$c29tZXNhbHQ",
             "$argon2id$v=19$m=65536,t=3,p=65$c29tZXNhbHQ",
             "$argon2id$v=19$m=4294967296,t=3,p=4$c29tZXNhbHQ",
             "$argon2id$v=19$m=0,t=0,p=0$",

@@ -1,8 +1,11 @@
 //! Bytes of others: a manifest's wraps and texts of keys. Any of them is refused by an error that
 //! shows no secret, and a changed wrap never gives another key.
 
-use penstock_keys::{DataKey, Identities, Keyring, Recipients, Unwrap, Wrap};
+use penstock_keys::{
+    DataKey, Identities, KeyError, Keyring, RECIPIENTS_MAX, Recipients, Unwrap, Wrap,
+};
 use proptest::prelude::*;
+use zeroize::Zeroizing;
 
 const SYMMETRIC: &str =
     "PENSTOCK-SECRET-KEY-1000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
@@ -101,14 +104,48 @@ proptest! {
 #[test]
 fn a_stranger_wrap_before_the_right_one_does_not_hide_it() {
     let (key, wraps) = wrapped();
-    for index in 0..wraps.len() {
+    for wrap in wraps {
+        let key_bytes = vec![0; wrap.key.len()];
         let forged = Wrap {
-            key: vec![0; wraps[index].key.len()],
-            ..wraps[index].clone()
+            key: key_bytes,
+            ..wrap.clone()
         };
-        let opened = identities()
-            .unwrap(&[forged, wraps[index].clone()])
-            .unwrap();
+        let opened = identities().unwrap(&[forged, wrap]).unwrap();
         assert_eq!(opened.expose(), key.expose());
     }
+}
+
+fn passphrase() -> Identities {
+    let mut keyring = Keyring::new();
+    keyring
+        .add_passphrase("keys[0]", Zeroizing::new(b"sesame".to_vec()))
+        .unwrap();
+    Identities::new(keyring, None).unwrap()
+}
+
+/// A manifest is not authenticated before its key is found, so its wraps are worth little work.
+#[test]
+fn many_wraps_and_costly_derivations_are_refused() {
+    let wrap = |index: usize, memory_kib: u32| Wrap {
+        kind: "passphrase".into(),
+        recipient: format!("$argon2id$v=19$m={memory_kib},t=4,p=1$c29tZXNhbHQ0{index:04}"),
+        key: vec![0; 40],
+    };
+    let many: Vec<_> = (0..=RECIPIENTS_MAX).map(|index| wrap(index, 8)).collect();
+    let refused = passphrase().unwrap(&many).unwrap_err().to_string();
+    assert!(
+        refused.contains("there are 257 wraps: at most 256"),
+        "{refused}"
+    );
+    let refused = passphrase().unwrap(&[wrap(0, 8)]).unwrap_err();
+    assert!(matches!(refused, KeyError::WrongKey { .. }), "{refused}");
+    // The second alone would be allowed; both are not, and the second is not begun.
+    let refused = passphrase()
+        .unwrap(&[wrap(0, 8), wrap(1, 1 << 20)])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("the derivations of all passphrases take too long"),
+        "{refused}"
+    );
 }

@@ -169,7 +169,7 @@ def _print(result: dict[str, Any], rows_max: int, *, folds: bool) -> None:
 
 def _sealed(result: dict[str, Any]) -> list[tuple[str, str]]:
     recipients, tensors = result["recipients"], result["tensors"]
-    rows = [] if recipients is None else [("sealed for", "\n".join(recipients) or "nobody")]
+    rows = [] if recipients is None else [("sealed for", ", ".join(recipients) or "nobody")]
     if result["closed"]:
         return [*rows, ("tensors", "sealed: --identity FILE opens them")]
     nbytes = size(sum(tensor["bytes"] for tensor in tensors))

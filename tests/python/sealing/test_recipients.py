@@ -13,6 +13,7 @@ from format_reader import digest
 from penstock import Sealing, sealing
 from penstock.errors import (
     CheckpointNotFoundError,
+    CorruptCheckpointError,
     KeyFileError,
     NotSealedError,
     StorageError,
@@ -118,18 +119,24 @@ def test_adding_takes_a_key_that_opens(home, monkeypatch):
     assert opens(home, "you")
 
 
+def forge(path, changed):
+    """Changes the wraps of a manifest without a key, and makes its digest right."""
+    manifest = path.read_bytes()
+    wraps = json.loads(manifest)["wraps"]
+    old, new = (
+        json.dumps(value, separators=(",", ":")).encode() for value in (wraps, changed(wraps))
+    )
+    assert manifest.count(old) == 1
+    text = manifest.replace(old, new)
+    text = text[: text.rindex(b',"digest":')]
+    path.write_bytes(text + f',"digest":"{digest(text)}"}}\n'.encode())
+
+
 def test_a_wrap_of_another_key_does_not_replace_the_right_ones(home):
     """Somebody without the key adds a wrap that our identity opens, of a key of his own."""
     path = home / "ckpt" / "manifest.json"
-    manifest = path.read_bytes()
     [forged] = json.loads(Sealing([home / "you"]).wrap_new().wraps())
-    parsed = json.loads(manifest)
-    wraps = json.dumps(parsed["wraps"], separators=(",", ":")).encode()
-    both = json.dumps([*parsed["wraps"], forged], separators=(",", ":")).encode()
-    assert manifest.count(wraps) == 1
-    changed = manifest.replace(wraps, both)
-    end = changed.rindex(b',"digest":')
-    path.write_bytes(changed[:end] + f',"digest":"{digest(changed[:end])}"}}\n'.encode())
+    forge(path, lambda wraps: [*wraps, forged])
     before = path.read_bytes()
     for change in (sealing.rotate, sealing.add_recipients):
         with pytest.raises((WrongKeyError, TamperedError)):
@@ -241,3 +248,24 @@ def test_no_secret_is_taken_from_a_command_line(home):
         assert refused.returncode == 2
         assert "give the secret's file" in refused.stderr
         assert secret not in refused.stderr
+
+
+def test_names_in_a_manifest_cannot_control_a_terminal(home):
+    name = "age1\x1b[2J\n" * 500
+    forge(
+        home / "ckpt" / "manifest.json",
+        lambda wraps: [{**wraps[0], "recipient": name} for _ in range(20)],
+    )
+    with pytest.raises(WrongKeyError) as caught:
+        penstock.load(home / "ckpt", identities=[home / "you"])
+    assert len(str(caught.value)) < 5000
+    shown = [command(*words, home / "ckpt") for words in (("keys", "list"), ("inspect",))]
+    for text in (str(caught.value), *(result.stdout for result in shown)):
+        assert "\x1b" not in text
+    assert all(result.returncode == 0 for result in shown)
+
+
+def test_too_many_wraps_are_refused(home):
+    forge(home / "ckpt" / "manifest.json", lambda wraps: wraps * 257)
+    with pytest.raises((WrongKeyError, TamperedError, CorruptCheckpointError)):
+        penstock.load(home / "ckpt", identities=[home / "you"])
