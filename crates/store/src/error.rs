@@ -238,7 +238,7 @@ pub enum Error {
     CannotSeal {
         /// The checkpoint directory.
         path: PathBuf,
-        /// What is not sealed.
+        /// The part that is not sealed.
         detail: String,
     },
     /// A key is not available.

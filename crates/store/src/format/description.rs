@@ -139,7 +139,7 @@ pub(crate) fn read_part(
                 "its digest is {found}, it should be {expected}"
             )));
         }
-        // Whoever writes to the storage can give any bytes the digest of others.
+        // An attacker can give any bytes the digest of others.
         if entry
             .sha256
             .is_some_and(|expected| Sha256::of(text) != expected)

@@ -80,6 +80,14 @@ class Vote(NamedTuple):
     part_sha256: str = ""
 
 
+def _unpacked(text: str) -> Vote:
+    """Returns the vote of a message."""
+    *numbers, digits = _VOTE.unpack(b64decode(text))
+    part_bytes, part_digest, balance, written_bytes, has_pieces = numbers
+    sha256 = digits.rstrip(b"\0").decode()
+    return Vote(part_bytes, part_digest, balance, written_bytes, has_pieces, sha256)
+
+
 class Round(Exchange):
     """One save, or another common operation, seen from one rank.
 
@@ -334,8 +342,7 @@ class Round(Exchange):
         reason = self._message("reason")
         if reason is not None:
             raise self.error_of(reason)
-        unpacked = [_VOTE.unpack(b64decode(text)) for text in self._read_all("vote")]
-        return [Vote(*vote, part_sha256=text.rstrip(b"\0").decode()) for *vote, text in unpacked]
+        return [_unpacked(text) for text in self._read_all("vote")]
 
     def collect_copies(self) -> Iterator[list[Copy]]:
         """Asks every rank for its copies; yields those of each rank, in order."""
