@@ -96,6 +96,7 @@ fn shorten(recipients: &[String]) -> String {
     let first = &recipients[..recipients.len().min(NAMED_MAX)];
     let named: Vec<_> = first.iter().map(|name| shown(name)).collect();
     match recipients.len().checked_sub(NAMED_MAX) {
+        _ if recipients.is_empty() => "it has none any more".to_owned(),
         None | Some(0) => named.join(", "),
         Some(more) => format!("{} and {more} more", named.join(", ")),
     }

@@ -64,7 +64,9 @@ impl KmsScope {
     }
 
     fn covers(&self, uri: &str) -> bool {
-        uri == self.0 || (self.0.ends_with('/') && uri.starts_with(&self.0))
+        // A path that climbs would leave what the prefix names once a client normalises it.
+        let climbs = uri.contains("..") || uri.contains('%') || uri.contains("/./");
+        uri == self.0 || (self.0.ends_with('/') && uri.starts_with(&self.0) && !climbs)
     }
 
     pub(crate) fn open(&self, wrap: &Wrap, kms: &dyn Kms) -> Opened {
@@ -344,6 +346,14 @@ mod tests {
         assert!(scope("aws-kms://").covers("aws-kms://arn:aws:kms:eu-west-1:1:key/2"));
         assert!(scope("hcvault://vault:8200/").covers("hcvault://vault:8200/transit/keys/a"));
         assert!(!scope("hcvault://vault:8200/").covers("hcvault://vault:8200.evil/keys/a"));
+        for climbing in [
+            "team/../sys/keys/a",
+            "team/%2e%2e/sys/keys/a",
+            "team/./keys/a",
+        ] {
+            let uri = format!("hcvault://vault/{climbing}");
+            assert!(!scope("hcvault://vault/team/").covers(&uri), "{uri}");
+        }
         assert!(!scope("hcvault://vault/keys/a").covers("hcvault://vault/keys/ab"));
         let wrap = Wrap {
             kind: KMS.into(),

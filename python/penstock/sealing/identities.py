@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
@@ -17,6 +18,13 @@ __all__ = ["VARIABLE", "Identities"]
 
 VARIABLE = "PENSTOCK_IDENTITIES"
 """The environment variable that names a file of identities."""
+
+
+_KEY = re.compile(
+    r"AGE-|PENSTOCK-SECRET|-----BEGIN|passphrase-(?:file|env):|[a-z0-9+.-]+://|[0-9a-f]{60,}",
+    re.IGNORECASE,
+)
+"""The beginning of a value that is a key or names one, and is no path."""
 
 
 class Identities:
@@ -62,8 +70,11 @@ class Identities:
             return identities
         if identities is not None:
             return cls(identities)
-        path = os.environ.get(VARIABLE, "").strip()
-        return cls([Path(path).expanduser()]) if path else None
+        value = os.environ.get(VARIABLE, "").strip()
+        if not value:
+            return None
+        # A key in place of the file's name, which an error would show as a path.
+        return cls([value]) if _KEY.match(value) else cls([Path(value).expanduser()])
 
     def __copy__(self) -> Self:
         return self

@@ -154,6 +154,16 @@ def test_the_environment_names_a_file(tmp_path, monkeypatch):
         Identities.resolve(None)
 
 
+def test_the_environment_may_hold_the_key_itself(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_IDENTITIES", SECRET)
+    assert Identities.resolve(None).native.count() == 1
+    for wrong in (SECRET[:-1], "PENSTOCK-SECRET-KEY-1" + "ab" * 31, "ab" * 33):
+        monkeypatch.setenv("PENSTOCK_IDENTITIES", wrong)
+        with pytest.raises(KeyFileError) as caught:
+            Identities.resolve(None)
+        assert wrong[-20:] not in str(caught.value)
+
+
 def test_secrets_are_shown_nowhere(tmp_path):
     given = [SECRET, Passphrase(lambda: "correct horse battery")]
     for made in (Sealing(given), Identities(given), *given[1:]):

@@ -261,6 +261,17 @@ def test_vault_refuses(vault, monkeypatch):
         Sealing([f"hcvault://{vault.host}/team"]).wrap_new()
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["sys/seal/keys/..", "a/../../sys/keys/b", "sys/keys/a", "a/%2e%2e/keys/b", "a//b/keys/c"],
+)
+def test_a_manifest_cannot_send_the_token_elsewhere(path, vault):
+    client = importlib.import_module("penstock.sealing.kms.vault").Client()
+    with pytest.raises(ValueError, match="HOST:PORT/MOUNT/keys/NAME"):
+        client.decrypt(f"hcvault://{vault.host}/{path}", b"vault:v1:")
+    assert vault.tokens == []
+
+
 def test_vault_is_asked_in_clear_for_one_host_alone(vault, monkeypatch):
     monkeypatch.setenv("VAULT_ADDR", "http://127.0.0.1:1")
     with pytest.raises(KmsError):

@@ -36,8 +36,10 @@ class Client:
 
 
 def _of(uri: str) -> tuple[Any, str, str]:
-    match = re.fullmatch(r"hcvault://([^/?#@]+)/([^?#]+)/keys/([^/?#]+)", uri)
-    if match is None:
+    # A manifest names the key before it is authenticated: nothing but a mount and a name may reach
+    # the request, which carries the token. Vault's own interfaces are no mounts of transit.
+    match = re.fullmatch(r"hcvault://([\w.:-]+)/([\w-]+(?:/[\w-]+)*)/keys/(\w[\w.-]*)", uri, re.A)
+    if match is None or match[2].partition("/")[0] in ("sys", "auth", "identity", "cubbyhole"):
         raise ValueError("the URI of a Vault key is hcvault://HOST:PORT/MOUNT/keys/NAME")
     host, mount, name = match.groups()
     is_clear = os.environ.get("VAULT_ADDR", "").rstrip("/") == f"http://{host}"
