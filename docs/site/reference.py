@@ -20,6 +20,7 @@ TOPICS = {
     "Training": ["Training", "on_signal", "Preemption"],
     "Models": ["export", "import_model", "convert"],
     "Looking and checking": ["inspect", "verify", "explain", "salvage", "trace"],
+    "Sealing": ["Sealing"],
     "Buckets": ["Remote", "set_remote", "Credentials", "Token"],
     "Errors": ["PenstockError"],
 }
@@ -27,7 +28,7 @@ TOPICS = {
 
 PACKAGE = Path(penstock.__file__).parent
 
-MODULES = ("reports", "offload", "features", "metrics", "plugin")
+MODULES = ("reports", "offload", "features", "metrics", "sealing", "plugin")
 """Public modules, each of which has a page."""
 
 

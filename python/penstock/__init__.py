@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock import metrics as metrics
     from penstock import offload as offload
     from penstock import reports as reports
+    from penstock import sealing as sealing
     from penstock.checkpoint.api import inspect as inspect
     from penstock.checkpoint.api import load as load
     from penstock.checkpoint.api import save as save
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.io.remote import Token as Token
     from penstock.io.remote import set_remote as set_remote
     from penstock.options import Options as Options
+    from penstock.sealing.sealing import Sealing as Sealing
     from penstock.tensors.marks import PerRank as PerRank
 
     __version__: str
@@ -66,6 +68,7 @@ _HOMES = {
     "checkpoint.store": ("CheckpointStore",),
     "common.tracing": ("trace",),
     "checkpoint.training.training": ("Training",),
+    "sealing.sealing": ("Sealing",),
 }
 """Module of each public name, imported at its first use: most need NumPy, and a program that
 imports `penstock` for one of its errors or for the command line's help does not.
@@ -73,7 +76,7 @@ imports `penstock` for one of its errors or for the command line's help does not
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-_MODULES = ("features", "metrics", "offload", "reports")
+_MODULES = ("features", "metrics", "offload", "reports", "sealing")
 """Public modules, also imported at their first use."""
 
 __all__ = sorted(["PenstockError", "errors", *_HOME_OF, *_MODULES, "__version__"])

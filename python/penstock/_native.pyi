@@ -1,8 +1,8 @@
 """The Rust engine as Python sees it; private to the package."""
 
 import sys
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias, final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias, final
 
 from penstock.tensors.devices import DeviceStream
 from penstock.tensors.native_rows import (
@@ -23,12 +23,14 @@ __all__ = [
     "TABLE_MANIFEST",
     "Arena",
     "Attempt",
+    "AttemptKey",
     "Bench",
     "BoxEntry",
     "CachingHostAllocator",
     "Checkpoint",
     "DataFile",
     "DeviceRowBatch",
+    "EphemeralKey",
     "EventFd",
     "Executor",
     "FrozenTable",
@@ -36,6 +38,7 @@ __all__ = [
     "GroupEntry",
     "HeaderTensor",
     "HostBuffer",
+    "Identities",
     "Job",
     "Listener",
     "MirrorJob",
@@ -45,6 +48,7 @@ __all__ = [
     "Question",
     "Questions",
     "RangeReader",
+    "Recipients",
     "RowBatch",
     "RowCache",
     "RowIndex",
@@ -67,6 +71,7 @@ __all__ = [
     "digests",
     "dtypes",
     "fifo_header",
+    "generate_key",
     "has_file",
     "header_end",
     "header_types",
@@ -91,9 +96,11 @@ __all__ = [
     "probe_watch",
     "rank_of_file",
     "reach",
+    "read_recipients",
     "read_start",
     "remove_checkpoint",
     "reserve",
+    "rewrap",
     "row_table_form",
     "salvage",
     "save",
@@ -118,6 +125,11 @@ OBJECT_SCHEMES: Final[list[str]]
 TABLE_MANIFEST: Final[str]
 
 _Progress: TypeAlias = Callable[[int, int], object] | None
+
+class _Kms(Protocol):
+    def encrypt(self, uri: str, key: bytes) -> bytes: ...
+    def decrypt(self, uri: str, encrypted: bytes) -> bytes: ...
+
 _View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
 _Alias: TypeAlias = tuple[str, int, _View | None]
 _Beside: TypeAlias = tuple[str, bytes]
@@ -238,6 +250,8 @@ class Checkpoint:
     def grouped(self) -> list[GroupEntry]: ...
     partial: Final[tuple[str | None, bool] | None]
     def missing(self) -> list[MissingTensor]: ...
+    recipients: Final[list[str] | None]
+    is_closed: Final[bool]
     nbytes: Final[int]
     def release(self) -> None: ...
     def files(self) -> list[tuple[str, int]]: ...
@@ -276,9 +290,10 @@ class Attempt:
     def join(path: str, attempt_id: str) -> Attempt: ...
     id: Final[str]
     path: Final[str]
+    def seal(self, key: AttemptKey) -> None: ...
     def commit(
         self,
-        parts: list[tuple[int, str, int, int]],
+        parts: Sequence[tuple[int, str, int, int] | tuple[int, str, int, int, str]],
         *,
         step: int | None,
         metadata: str,
@@ -313,6 +328,7 @@ class Job:
         nice: int | None,
         watched: bool = False,
         eager: list[int] = ...,
+        sealed: bool = False,
     ) -> Job: ...
     is_lazy: Final[bool]
     is_on_device: Final[bool]
@@ -397,10 +413,17 @@ def save(
     overwrite: bool,
     files: list[_Beside] = ...,
     index: str | None = None,
+    sealing: AttemptKey | None = None,
     options: dict[str, object],
     progress: _Progress,
 ) -> dict[str, Any]: ...
-def open(path: str) -> Checkpoint: ...
+def open(
+    path: str,
+    identities: Identities | None = None,
+    *,
+    demanded: bool = False,
+    sealed_ok: bool = False,
+) -> Checkpoint: ...
 def verify(path: str, *, options: dict[str, object], progress: _Progress) -> dict[str, Any]: ...
 def mirror(
     path: str,
@@ -453,6 +476,16 @@ def rank_of_file(name: str) -> int | None: ...
 def shard_file(rank: int, index: int, attempt_id: str) -> str: ...
 def cuda_problem() -> str | None: ...
 def fifo_header() -> str: ...
+def generate_key(path: str, kind: str) -> str: ...
+def read_recipients(path: str) -> list[tuple[str, str]]: ...
+def rewrap(
+    path: str,
+    identities: Identities | None = None,
+    recipients: Recipients | None = None,
+    *,
+    removed: list[str] = ...,
+    replaces: bool = False,
+) -> list[tuple[str, str]]: ...
 def digests(tensors: list[TensorSource]) -> list[int]: ...
 def chunk_digests(tensor: TensorSource) -> list[int]: ...
 def block_checks(array: NativeArray) -> bytes: ...
@@ -612,6 +645,30 @@ class RangeReader:
     ) -> RangeReader: ...
     def read(self, ranges: NativeArray, out: TensorTarget) -> Transfer: ...
     def counts(self) -> GatherCounts: ...
+
+@final
+class Recipients:
+    def __new__(cls, keys: list[tuple[str, str, bytes]], kms: _Kms | None) -> Recipients: ...
+    def names(self) -> list[str]: ...
+    def draw(self) -> AttemptKey: ...
+    def wrap(self, key: AttemptKey) -> str: ...
+
+@final
+class Identities:
+    def __new__(cls, keys: list[tuple[str, str, bytes]], kms: _Kms | None) -> Identities: ...
+    def count(self) -> int: ...
+    def open(self, wraps: str) -> AttemptKey: ...
+
+@final
+class AttemptKey:
+    def wraps(self) -> str: ...
+    def wrap_for(self, recipient: str) -> str: ...
+
+@final
+class EphemeralKey:
+    def __new__(cls) -> EphemeralKey: ...
+    recipient: Final[str]
+    def open(self, wrap: str, wraps: str) -> AttemptKey: ...
 
 @final
 class Moment:

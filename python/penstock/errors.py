@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "CannotSealError",
     "CheckpointExistsError",
     "CheckpointNotFoundError",
     "CommitUndecidedError",
@@ -25,7 +26,10 @@ __all__ = [
     "DeviceError",
     "FormatVersionError",
     "IncompleteCheckpointError",
+    "KeyFileError",
+    "KmsError",
     "MissingDependencyError",
+    "NotSealedError",
     "OptionsError",
     "PartialCheckpointError",
     "PenstockError",
@@ -34,12 +38,16 @@ __all__ = [
     "RankError",
     "SaveCancelledError",
     "SaveInProgressError",
+    "SealedError",
+    "SealingError",
     "StateMismatchError",
     "StorageError",
+    "TamperedError",
     "TransferCancelledError",
     "TransferError",
     "UnsupportedPathError",
     "UnsupportedStateError",
+    "WrongKeyError",
 ]
 
 
@@ -218,6 +226,57 @@ class CorruptCheckpointError(PenstockError, ValueError):
         self.offset = offset
         self.tensor = tensor
         self.is_proven = is_proven
+
+
+class TamperedError(CorruptCheckpointError):
+    """Somebody without the key has changed or exchanged a part of a sealed checkpoint.
+
+    The digests are right, so this is no damage by a device: the bytes do not belong to the
+    checkpoint, or not to this place in it. None of them is handed out.
+    """
+
+
+class SealingError(PenstockError):
+    """A checkpoint is sealed or clear against the caller's wish, or cannot be sealed.
+
+    Attributes:
+        path: The checkpoint's directory.
+    """
+
+    _fields = ("path",)
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class SealedError(SealingError):
+    """The checkpoint is sealed, and no identities were given, or this call takes none.
+
+    Attributes:
+        path: The checkpoint's directory.
+    """
+
+
+class NotSealedError(SealingError):
+    """The checkpoint is clear where a sealed one is demanded.
+
+    Identities that are given, and a store with ``sealing=`` or ``identities=``, demand sealed
+    checkpoints: anybody who can write to the storage could put a clear one there.
+
+    Attributes:
+        path: The checkpoint's directory.
+    """
+
+
+class CannotSealError(SealingError, NotImplementedError):
+    """This job cannot seal a part of what it would write, so it has written nothing.
+
+    Attributes:
+        path: The checkpoint's directory.
+    """
+
+    _is_shared = True
 
 
 class FormatVersionError(PenstockError, ValueError):
@@ -453,6 +512,53 @@ class MissingDependencyError(PenstockError, ImportError):
     def __init__(self, message: str, *, name: str) -> None:
         super().__init__(message)
         self.name = name
+
+
+class KeyFileError(PenstockError, ValueError):
+    """A recipient or an identity cannot be used: the text or the file is no key of its kind.
+
+    The message does not show the text, which may be a secret.
+
+    Attributes:
+        path: The file, if the key comes from one.
+    """
+
+    _fields = ("path",)
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class WrongKeyError(PenstockError):
+    """No identity opens the sealed checkpoint: none belongs to a recipient, or a wrap is damaged.
+
+    Attributes:
+        path: The checkpoint's directory, where known.
+    """
+
+    _fields = ("path",)
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class KmsError(PenstockError):
+    """A key management service refused to encrypt or decrypt a key, or was not reachable.
+
+    The error of the service's client is the cause (``__cause__``).
+
+    Attributes:
+        uri: The URI of the key.
+    """
+
+    _fields = ("uri",)
+    _is_shared = True
+
+    def __init__(self, message: str, *, uri: str) -> None:
+        super().__init__(message)
+        self.uri = uri
 
 
 class OptionsError(PenstockError, ValueError):

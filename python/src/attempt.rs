@@ -7,12 +7,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use penstock_store::format::digest::Digest;
 use penstock_store::format::manifest::PartEntry;
 use penstock_store::save::{self, Publication};
+use penstock_store::seal::Sha256;
 use penstock_store::tier;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::call;
+use crate::keys::AttemptKey;
 use crate::owner::detached;
 use crate::report;
 use crate::save::{NativeSidecar, json, sidecars};
@@ -23,6 +25,34 @@ pub struct Attempt {
     state: Mutex<AttemptState>,
     id: String,
     path: PathBuf,
+}
+
+/// A part as a rank voted for it: rank, file, bytes, digest, and its SHA-256 in a sealed save.
+#[derive(FromPyObject)]
+pub(crate) enum NativePart {
+    Sealed(u32, String, u64, u64, String),
+    Clear(u32, String, u64, u64),
+}
+
+impl NativePart {
+    fn into_entry(self) -> PyResult<PartEntry> {
+        let (rank, file, bytes, digest, sha256) = match self {
+            NativePart::Sealed(rank, file, bytes, digest, sha256) => {
+                let hash = Sha256::parse(&sha256);
+                let hash = hash.ok_or_else(|| PyValueError::new_err("that is no SHA-256"))?;
+                (rank, file, bytes, digest, Some(hash))
+            }
+            NativePart::Clear(rank, file, bytes, digest) => (rank, file, bytes, digest, None),
+        };
+        let digest = Digest(digest);
+        Ok(PartEntry {
+            rank,
+            file,
+            bytes,
+            digest,
+            sha256,
+        })
+    }
 }
 
 /// The owner of the attempt. A write takes it for as long as it runs, so that a thread that
@@ -154,6 +184,12 @@ impl Attempt {
         .map(Attempt::of)
     }
 
+    /// Seals what is written from now on with the key of this attempt.
+    fn seal(&self, key: &AttemptKey) -> PyResult<()> {
+        self.lend()?.get().seal(key.sealing());
+        Ok(())
+    }
+
     /// The id of the checkpoint that it becomes.
     #[getter]
     fn id(&self) -> &str {
@@ -172,7 +208,7 @@ impl Attempt {
     fn commit<'py>(
         &self,
         py: Python<'py>,
-        parts: Vec<(u32, String, u64, u64)>,
+        parts: Vec<NativePart>,
         step: Option<u64>,
         metadata: String,
         overwrite: bool,
@@ -186,13 +222,8 @@ impl Attempt {
             overwrite,
             sidecars: sidecars(files, index),
         };
-        let part = |(rank, file, bytes, digest)| PartEntry {
-            rank,
-            file,
-            bytes,
-            digest: Digest(digest),
-        };
-        let parts = parts.into_iter().map(part).collect();
+        let parts: PyResult<Vec<_>> = parts.into_iter().map(NativePart::into_entry).collect();
+        let parts = parts?;
         let attempt = self.take(AttemptState::Gone)?;
         let committed = call::without_gil(py, || save::commit(attempt, &publication, parts))?;
         report::of_commit(py, &committed)

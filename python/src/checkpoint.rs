@@ -3,18 +3,22 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use penstock_io::buffer::{HostRegionMut, IoBuf};
 use penstock_store::format::part::{TensorBox, View};
 use penstock_store::load::checkpoint;
 use penstock_store::plan::read::Placement;
 use penstock_store::report::LoadReport;
+use penstock_store::seal::Unsealing;
+use penstock_store::{Error, tier};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::call::{self, Callback};
 use crate::errors;
+use crate::keys::Identities;
 use crate::options::NativeOptions;
 use crate::owner::detached;
 use crate::report;
@@ -29,10 +33,30 @@ type Loaded<'py> = (
     Bound<'py, PyDict>,
 );
 
-/// Opens a complete checkpoint without reading tensor data.
+/// Opens a complete checkpoint without reading tensor data. Without identities it must not be
+/// sealed, unless `sealed_ok`: then it shows its files and no tensors. Where a sealed one is
+/// `demanded`, a clear one is refused.
 #[pyfunction]
-pub fn open(py: Python<'_>, path: PathBuf) -> PyResult<Checkpoint> {
-    let opened = detached(py, || checkpoint::Checkpoint::open(&path));
+#[pyo3(signature = (path, identities=None, *, demanded=false, sealed_ok=false))]
+pub fn open(
+    py: Python<'_>,
+    path: PathBuf,
+    identities: Option<PyRef<'_, Identities>>,
+    demanded: bool,
+    sealed_ok: bool,
+) -> PyResult<Checkpoint> {
+    let unsealing = Unsealing {
+        identities: identities.map(|identities| Arc::clone(&identities.unwrap)),
+        is_demanded: demanded,
+    };
+    let opened = detached(py, || {
+        let opened =
+            checkpoint::Checkpoint::open_with(&path, &tier::file_system(&path)?, &unsealing)?;
+        match opened.is_closed() && !sealed_ok {
+            true => Err(Error::Sealed { path }),
+            false => Ok(opened),
+        }
+    });
     match opened {
         Ok(inner) => Ok(Checkpoint::of(inner)),
         Err(error) => Err(errors::raise(py, &error)),
@@ -167,6 +191,19 @@ impl Checkpoint {
     /// The tensors that could not be salvaged.
     fn missing(&self, py: Python<'_>) -> PyResult<Vec<MissingTensor>> {
         report::missing_rows(py, self.inner.missing())
+    }
+
+    /// The recipients of a sealed checkpoint; `None` for a clear one.
+    #[getter]
+    fn recipients(&self) -> Option<Vec<&str>> {
+        let wraps = self.inner.manifest().wraps.as_ref()?;
+        Some(wraps.iter().map(|wrap| wrap.recipient.as_str()).collect())
+    }
+
+    /// Whether it is sealed and was opened without identities.
+    #[getter]
+    fn is_closed(&self) -> bool {
+        self.inner.is_closed()
     }
 
     /// Bytes of tensor data.

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
+use penstock_keys::KeyError;
 use penstock_store::Error;
 use penstock_store::format::header::InvalidHeader;
 use pyo3::exceptions::{PyIndexError, PyRuntimeError};
@@ -51,6 +52,63 @@ pub(crate) fn raise_transfer(py: Python<'_>, error: &penstock_io::Error) -> PyEr
     described
         .and_then(|class| construct(py, class, &message, &fields))
         .unwrap_or_else(|failure| failure)
+}
+
+/// The exception for a key that is not available.
+pub(crate) fn raise_key(py: Python<'_>, error: &KeyError) -> PyErr {
+    if let KeyError::Kms {
+        source: Some(source),
+        ..
+    } = error
+        && let Some(raised) = source.downcast_ref::<PyErr>()
+    {
+        return raised.clone_ref(py);
+    }
+    let message = match error {
+        KeyError::Io { source, .. } => format!("{error}: {source}; {}", key_remedy(error)),
+        _ => format!("{error}; {}", key_remedy(error)),
+    };
+    let fields = PyDict::new(py);
+    of_key(&fields, error)
+        .and_then(|class| construct(py, class, &message, &fields))
+        .unwrap_or_else(|failure| failure)
+}
+
+fn key_remedy(error: &KeyError) -> &'static str {
+    match error {
+        KeyError::NoIdentity { .. } => "give the identity of one of these recipients",
+        KeyError::WrongKey { .. } => "give the key that the checkpoint was sealed for",
+        KeyError::BadWrap { .. } => "restore the manifest from a copy",
+        KeyError::BadFile { .. } | KeyError::BadText { .. } => {
+            "`penstock keys generate FILE` makes a file of the right form"
+        }
+        KeyError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+            "choose another file: a key is never overwritten"
+        }
+        KeyError::Io { .. } => "check the path, the mode of the file and its owner",
+        _ => "see the message",
+    }
+}
+
+fn of_key(fields: &Bound<'_, PyDict>, error: &KeyError) -> PyResult<&'static str> {
+    Ok(match error {
+        KeyError::NoIdentity { .. } | KeyError::WrongKey { .. } | KeyError::BadWrap { .. } => {
+            "WrongKeyError"
+        }
+        KeyError::BadFile { path, .. } => {
+            fields.set_item("path", path.as_os_str())?;
+            "KeyFileError"
+        }
+        KeyError::BadText { .. } => "KeyFileError",
+        KeyError::Io { path, source } => {
+            storage(fields, path.as_os_str().to_owned(), errno(source))?
+        }
+        KeyError::Kms { uri, .. } => {
+            fields.set_item("uri", uri)?;
+            "KmsError"
+        }
+        _ => "PenstockError",
+    })
 }
 
 /// The exception for rows that could not be gathered or written.
@@ -224,7 +282,34 @@ pub(crate) fn internal(py: Python<'_>, panic: &(dyn Any + Send)) -> PyErr {
     construct(py, "PenstockError", &message, &PyDict::new(py)).unwrap_or_else(|failure| failure)
 }
 
+/// The exception for a key of a checkpoint that is not available.
+fn of_checkpoint_key(
+    py: Python<'_>,
+    message: &str,
+    path: &Path,
+    error: &KeyError,
+) -> PyResult<PyErr> {
+    match error {
+        KeyError::NoIdentity { .. } | KeyError::WrongKey { .. } => {
+            let fields = PyDict::new(py);
+            fields.set_item("path", path.as_os_str())?;
+            construct(py, "WrongKeyError", message, &fields)
+        }
+        // The digest of the manifest is right, so the wrap was not damaged.
+        KeyError::BadWrap { .. } => {
+            let fields = PyDict::new(py);
+            fields.set_item("path", path.as_os_str())?;
+            fields.set_item("file", penstock_store::MANIFEST)?;
+            construct(py, "TamperedError", message, &fields)
+        }
+        error => Ok(raise_key(py, error)),
+    }
+}
+
 fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
+    if let Error::Key { path, source } = error {
+        return of_checkpoint_key(py, message, path, source);
+    }
     let fields = PyDict::new(py);
     let text = |path: &Path| path.as_os_str().to_owned();
     if let Some((class, path)) = about_a_directory(error) {
@@ -297,6 +382,7 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
 fn about_content(fields: &Bound<'_, PyDict>, error: &Error) -> PyResult<Option<&'static str>> {
     let path = match error {
         Error::Corrupt { path, .. }
+        | Error::Tampered { path, .. }
         | Error::Malformed { path, .. }
         | Error::Unknown { path, .. } => path,
         _ => return Ok(None),
@@ -313,6 +399,18 @@ fn about_content(fields: &Bound<'_, PyDict>, error: &Error) -> PyResult<Option<&
             fields.set_item("offset", offset)?;
             fields.set_item("tensor", tensor)?;
             fields.set_item("is_proven", true)?;
+        }
+        Error::Tampered {
+            file,
+            offset,
+            tensor,
+            ..
+        } => {
+            fields.set_item("file", file)?;
+            fields.set_item("offset", offset)?;
+            fields.set_item("tensor", tensor)?;
+            fields.set_item("is_proven", true)?;
+            return Ok(Some("TamperedError"));
         }
         Error::Malformed { file, tensor, .. } => {
             fields.set_item("file", file)?;
@@ -337,6 +435,10 @@ fn about_a_directory(error: &Error) -> Option<(&'static str, &Path)> {
         Error::Partial { path } => Some(("PartialCheckpointError", path)),
         Error::Protected { path } => Some(("ProtectedCheckpointError", path)),
         Error::Incomplete { path, .. } => Some(("IncompleteCheckpointError", path)),
+        Error::Sealed { path } => Some(("SealedError", path)),
+        Error::NotSealed { path } => Some(("NotSealedError", path)),
+        Error::WrongKey { path } => Some(("WrongKeyError", path)),
+        Error::CannotSeal { path, .. } => Some(("CannotSealError", path)),
         _ => None,
     }
 }

@@ -108,7 +108,7 @@ impl Job {
     #[new]
     #[pyo3(signature = (
         path, tensors, aliases, tree, *, linked=None, grouped=vec![], options, arena, lazy, nice,
-        watched=false, eager=vec![]
+        watched=false, eager=vec![], sealed=false
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -128,10 +128,12 @@ impl Job {
         nice: Option<u8>,
         watched: bool,
         eager: Vec<usize>,
+        sealed: bool,
     ) -> PyResult<Job> {
         let (state, streams) = state(py, tensors, aliases, tree, linked, grouped)?;
         let mut options = options.at(py, &path)?;
         options.nice = nice;
+        options.is_sealed = sealed;
         let staging = Staging {
             arena: arena.map(|arena| arena.inner.clone()),
             is_lazy: lazy,

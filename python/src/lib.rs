@@ -24,6 +24,7 @@ mod gpu;
 mod header;
 mod ids;
 mod job;
+mod keys;
 mod mirror;
 mod moment;
 mod names;
@@ -92,6 +93,10 @@ mod _native {
     use crate::header::{header_end, header_types, parse_header};
     #[pymodule_export]
     use crate::job::{Arena, Job};
+    #[pymodule_export]
+    use crate::keys::{
+        AttemptKey, EphemeralKey, Identities, Recipients, generate_key, read_recipients, rewrap,
+    };
     #[pymodule_export]
     use crate::mirror::{MirrorJob, mirror};
     #[pymodule_export]

@@ -47,7 +47,13 @@ pub(crate) fn of_written<'py>(
     set_phases(&dict, &written.phases)?;
     set_transport(&dict, &written.transport)?;
     let part = &written.part;
-    dict.set_item("vote", (&part.file, part.bytes, part.digest.0))?;
+    let vote = (&part.file, part.bytes, part.digest.0);
+    match part.sha256 {
+        None => dict.set_item("vote", vote)?,
+        Some(sha256) => {
+            dict.set_item("vote", (vote.0, vote.1, vote.2, sha256.to_string()))?;
+        }
+    }
     Ok(dict)
 }
 
@@ -91,6 +97,7 @@ pub(crate) fn of_verify<'py>(
     dict.set_item("files", report.files)?;
     dict.set_item("tensors", report.tensors)?;
     dict.set_item("is_partial", report.is_partial)?;
+    dict.set_item("is_sealed", report.is_sealed)?;
     dict.set_item("seconds", report.seconds)?;
     Ok(dict)
 }

@@ -6,6 +6,7 @@ use penstock_cuda::Foreign;
 use penstock_store::format::digest::Digest;
 use penstock_store::format::part::{Alias, View};
 use penstock_store::plan::write::{Grouped, TensorSpec};
+use penstock_store::save as store;
 use penstock_store::save::{Linked, LinkedFile, LinkedTensor, Publication, SaveState, Sidecars};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -13,6 +14,7 @@ use pyo3::types::PyDict;
 use serde_json::value::RawValue;
 
 use crate::call::{self, Callback};
+use crate::keys::AttemptKey;
 use crate::options::NativeOptions;
 use crate::owner::Owner;
 use crate::report;
@@ -50,7 +52,7 @@ pub(crate) type NativeSidecar = (String, Vec<u8>);
 #[pyfunction]
 #[pyo3(signature = (
     path, tensors, aliases, tree, *, linked=None, grouped=vec![], step, metadata, overwrite,
-    files=vec![], index=None, options, progress
+    files=vec![], index=None, sealing=None, options, progress
 ))]
 #[expect(
     clippy::too_many_arguments,
@@ -69,6 +71,7 @@ pub fn save<'py>(
     overwrite: bool,
     files: Vec<NativeSidecar>,
     index: Option<String>,
+    sealing: Option<PyRef<'_, AttemptKey>>,
     options: NativeOptions,
     progress: Callback,
 ) -> PyResult<Bound<'py, PyDict>> {
@@ -81,8 +84,10 @@ pub fn save<'py>(
         sidecars: sidecars(files, index),
     };
     let options = options.at(py, &publication.path)?;
-    let saved = call::run(py, &progress, |progress| {
-        penstock_store::save::save(state, &publication, &options, progress)
+    let sealing = sealing.map(|key| key.sealing());
+    let saved = call::run(py, &progress, |progress| match sealing {
+        None => store::save(state, &publication, &options, progress),
+        Some(sealing) => store::save_sealed(state, &publication, sealing, &options, progress),
     })?;
     report::of_save(py, &saved)
 }

@@ -213,6 +213,25 @@ STATES = {
 }
 
 SHARD_BYTES = {"training": 8192, "grouped": 6000}
+SEALED = Path(__file__).parent / "sealed"
+"""The sealed checkpoint; section 9 of the format is a part of version 1."""
+
+SEALED_KEY = "PENSTOCK-SECRET-KEY-1" + "5e" * 32
+"""Its identity: a key file, whose wrap is AES key wrap. It protects nothing."""
+
+
+def sealed() -> Any:
+    """Returns a state of several shards, with a tensor of each kind of place."""
+    return {
+        "pages": torch.arange(4096, dtype=torch.int32).view(64, 64),
+        "w": np.arange(6, dtype="float32").reshape(2, 3),
+        "empty": torch.zeros(0, 3),
+        "half": torch.arange(5).to(torch.bfloat16),
+        "name": "golden",
+        "step": 7,
+    }
+
+
 GIVEN = {
     "grouped": {
         "groups": {"model": "", "average": "ema"},
@@ -227,6 +246,16 @@ def main() -> None:
 
     sys.path.append(str(Path(__file__).parent.parent / "python"))
     for name in sys.argv[1:]:
+        if name == "sealed" and not SEALED.exists():
+            penstock.save(
+                SEALED,
+                sealed(),
+                step=7,
+                metadata={"golden": name},
+                options=penstock.Options(shard_bytes=8192),
+                sealing=penstock.Sealing([SEALED_KEY]),
+            )
+            continue
         if (VERSION / name).exists():
             sys.exit(f"{VERSION / name} is there already: golden files never change")
         options = penstock.Options(shard_bytes=SHARD_BYTES.get(name))

@@ -1,4 +1,5 @@
-//! Care for checkpoints: verification, damage surveys, and salvage of intact tensors.
+//! Care for checkpoints: verification, damage surveys, salvage of intact tensors, changes of who
+//! can open sealed checkpoints.
 
 pub(crate) mod references;
 mod sidecar;
@@ -6,3 +7,4 @@ mod sidecar;
 pub mod salvage;
 pub mod survey;
 pub mod verify;
+pub mod wraps;

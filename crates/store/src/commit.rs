@@ -46,6 +46,7 @@ use crate::format::name::{self, MANIFEST, PROTECTED};
 use crate::format::tombstone::{misplaced, misplaced_among};
 use crate::lease::Lease;
 use crate::progress::Progress;
+use crate::seal::Sealing;
 use directory::{make_directory, sync_ancestors};
 use leftovers::remove_attempt_files;
 use renewal::Renewal;
@@ -71,6 +72,8 @@ pub struct Attempt {
     /// The manifest that this attempt's replaced, if known.
     replaced: Option<Vec<u8>>,
     end: End,
+    /// The key of a sealed attempt.
+    sealing: Option<Sealing>,
     /// Keeps the attempt live where sweeps go by the age of files.
     _renewal: Option<Renewal>,
 }
@@ -120,6 +123,7 @@ impl Attempt {
             others: Vec::new(),
             replaced: None,
             end: End::Open,
+            sealing: None,
             _renewal: renewal,
         };
         sync_ancestors(&attempt.path, file_system.as_ref())?;
@@ -182,8 +186,22 @@ impl Attempt {
             others: Vec::new(),
             replaced: None,
             end: End::Open,
+            sealing: None,
             _renewal: None,
         })
+    }
+
+    /// Seals what is written from now on with a key that belongs to this attempt alone.
+    ///
+    /// # Panics
+    /// If it has a key already.
+    pub fn seal(&mut self, sealing: Sealing) {
+        let before = self.sealing.replace(sealing);
+        assert!(before.is_none(), "an attempt has one key");
+    }
+
+    pub(crate) fn sealing(&self) -> Option<&Sealing> {
+        self.sealing.as_ref()
     }
 
     /// Whether the directory holds a checkpoint, or may have held one.

@@ -1,7 +1,11 @@
 //! The errors of this crate, one variant for each reaction that a caller may have.
 
+mod remedy;
+
 use std::io;
 use std::path::{Path, PathBuf};
+
+use penstock_keys::KeyError;
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -197,6 +201,54 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
+    /// The checkpoint is sealed, and no identities were given.
+    #[error("{path} is sealed")]
+    Sealed {
+        /// The checkpoint directory.
+        path: PathBuf,
+    },
+    /// The checkpoint is clear where a sealed one is demanded.
+    #[error("{path} is not sealed, and a sealed checkpoint is demanded")]
+    NotSealed {
+        /// The checkpoint directory.
+        path: PathBuf,
+    },
+    /// The key that the identities give is that of another checkpoint.
+    #[error("{path}: the identities give a key that is not the key of this checkpoint")]
+    WrongKey {
+        /// The checkpoint directory.
+        path: PathBuf,
+    },
+    /// The digests match, but somebody without the key has changed or exchanged sealed bytes.
+    #[error("{}", corrupt_message(path, file.as_deref(), *offset, tensor.as_deref(), detail))]
+    Tampered {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// The file's name inside it, where one is known.
+        file: Option<String>,
+        /// Position of the chunk in the file, in bytes.
+        offset: Option<u64>,
+        /// A tensor in the chunk.
+        tensor: Option<String>,
+        /// Description of the mismatch.
+        detail: String,
+    },
+    /// This job cannot seal what it would write, or cannot read what is sealed.
+    #[error("{path}: {detail}")]
+    CannotSeal {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// The part that is not sealed.
+        detail: String,
+    },
+    /// A key is not available.
+    #[error("cannot find the key of {path}")]
+    Key {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// The reason.
+        source: KeyError,
+    },
     /// The I/O engine or its memory failed.
     #[error(transparent)]
     Io(penstock_io::Error),
@@ -277,6 +329,17 @@ impl Error {
         }
     }
 
+    /// Tampering with a named file, at an unknown position.
+    pub(crate) fn tampered(path: &Path, file: &str, detail: impl Into<String>) -> Error {
+        Error::Tampered {
+            path: path.to_owned(),
+            file: Some(file.to_owned()),
+            offset: None,
+            tensor: None,
+            detail: detail.into(),
+        }
+    }
+
     /// The system's answer in its own words, or else the whole message.
     pub(crate) fn source_text(&self) -> String {
         match self {
@@ -347,99 +410,6 @@ impl Error {
         }
         message
     }
-
-    /// The user's remedy, as a clause that follows the message; empty if the message already says
-    /// it.
-    pub fn remedy(&self) -> &'static str {
-        match self {
-            Error::NotFound { .. } => "check the path, or list a store with `penstock ls ROOT`",
-            Error::Store { .. } => "load that path, or use CheckpointStore(path).load()",
-            Error::Exists { .. } => "pass overwrite=True to replace it, or save to another path",
-            Error::Incomplete { .. } => {
-                "load an older checkpoint; if this one was complete once, `penstock verify --explain` \
-                 tells what is left of it before `penstock sweep` removes that"
-            }
-            Error::Partial { .. } => "load another one, or pass allow_partial=True",
-            Error::Protected { .. } => "unprotect it first, or pass force=True",
-            Error::Undecided { .. } => {
-                "where no save is under way on any host, remove the directory by hand"
-            }
-            Error::CommitUndecided { .. } => {
-                "its data stays for now: ask `penstock inspect` in some minutes, which shows this id \
-                 where it was, and else save it again under another name"
-            }
-            Error::Replaced { .. } => "read it again",
-            Error::Corrupt { .. } => {
-                "load another checkpoint, or restore the file from a copy; \
-                 `penstock verify` lists all damage"
-            }
-            Error::Malformed { .. } => {
-                "its digests are right, so it was written like this: read it with the version of \
-                 Penstock that wrote it, or load another checkpoint"
-            }
-            Error::Version { .. } | Error::Unknown { .. } => {
-                "read it with the version of Penstock that wrote it, or load another checkpoint"
-            }
-            Error::Unsupported { .. } => "convert the value or leave it out of the state",
-            Error::Mismatch { .. } => "compare with `penstock inspect`",
-            Error::SourceModified { .. } => {
-                "call pending.stage() before the change, or save with lazy=False, which copies at \
-                 the call; for an optimizer that no Training holds, penstock.guard(optimizer) \
-                 calls it before each step"
-            }
-            Error::NoFreeNames { .. } => {
-                "where nobody else saves to this path, overwrite=True needs neither; else choose another \
-                 file system, or save to a mounted bucket by its URL (s3://, gs://, az://); \
-                 `penstock doctor DIRECTORY` tells it before a save does"
-            }
-            Error::Unsynced { .. } => {
-                "check the device and the kernel log, then save it again with overwrite=True"
-            }
-            Error::Storage {
-                operation, source, ..
-            }
-            | Error::Full {
-                operation, source, ..
-            } => storage_remedy(operation, source),
-            Error::Io(penstock_io::Error::EngineUnavailable {
-                engine: "threads", ..
-            }) => "raise the limit of threads or memory (ulimit -u, ulimit -v, the container's)",
-            Error::Io(penstock_io::Error::EngineUnavailable { .. }) => {
-                "use engine=\"auto\" or engine=\"threads\""
-            }
-            Error::Io(penstock_io::Error::DirectUnavailable { .. }) => {
-                "use direct=\"auto\" or direct=\"off\""
-            }
-            Error::Io(penstock_io::Error::OutOfMemory { .. }) => {
-                "free memory or raise its limit; staging_bytes bounds what a call adds to the state"
-            }
-            Error::Io(penstock_io::Error::Cuda(error)) => device_remedy(error),
-            Error::Io(_) => "see the system's message",
-            Error::Interrupted => "what was stored is as it was",
-        }
-    }
-}
-
-/// The remedy for a device error. A save that hits one commits nothing.
-fn device_remedy(error: &penstock_cuda::Error) -> &'static str {
-    use penstock_cuda::Error as Cuda;
-    match error {
-        Cuda::Capturing => "save outside of the capture, before it or after it",
-        Cuda::Forked { .. } => {
-            "start processes with spawn or forkserver where they save what a device has"
-        }
-        Cuda::NotFound { .. } | Cuda::Incomplete { .. } | Cuda::TooOld { .. } => {
-            "install a driver, or name one by PENSTOCK_CUDA_DRIVER; copied to the host, tensors are saved \
-             without one"
-        }
-        Cuda::NoCuFile { .. } => {
-            "pip install nvidia-cufile, or name the library by PENSTOCK_CUFILE; nothing but \
-             `penstock bench io` uses it"
-        }
-        error if error.is_out_of_memory() => "free memory of the device, or let more be pinned",
-        error if error.is_not_permitted() => "check who may use the device",
-        _ => "the device may need the process to be started anew; what was stored is as it was",
-    }
 }
 
 /// The standard library has no error kind for EMFILE and ENFILE.
@@ -447,83 +417,4 @@ fn is_out_of_files(source: &io::Error) -> bool {
     const ENFILE: i32 = 23;
     const EMFILE: i32 = 24;
     matches!(source.raw_os_error(), Some(ENFILE | EMFILE))
-}
-
-/// The remedy for an operation that the system refused. An answer can depend on the operation:
-/// `EINVAL` means a directory that is not empty for a salvage, and a missing ability for a rename.
-fn storage_remedy(operation: &str, source: &io::Error) -> &'static str {
-    #[cfg(feature = "objects")]
-    if penstock_object::says_what_to_do(source) {
-        return "";
-    }
-    remedy_of_ability(operation, source).unwrap_or_else(|| remedy_of_answer(operation, source))
-}
-
-/// The remedy for an operation that the file system does not support.
-fn remedy_of_ability(operation: &str, source: &io::Error) -> Option<&'static str> {
-    use io::ErrorKind::{CrossesDevices, InvalidInput, PermissionDenied, Unsupported};
-    Some(match (operation, source.kind()) {
-        ("quarantine", CrossesDevices | InvalidInput | PermissionDenied | Unsupported) => {
-            "save the step again with overwrite=True, or delete it"
-        }
-        ("link to", PermissionDenied | Unsupported | InvalidInput) => {
-            "the file system may make no hard links, as `penstock doctor DIRECTORY` tells: choose a \
-             directory on another one"
-        }
-        ("rename to", CrossesDevices) => {
-            "the directory lies in a lower layer of an overlay, or is a mount of its own: choose \
-             another one"
-        }
-        ("rename to", InvalidInput | Unsupported) => {
-            "the file system cannot rename like that, as `penstock doctor DIRECTORY` tells: choose a \
-             directory on another one"
-        }
-        ("sync" | "fsync" | "fdatasync", InvalidInput | Unsupported) => {
-            "the file system cannot make it durable, as `penstock doctor DIRECTORY` tells: choose a \
-             directory on another one"
-        }
-        ("lock", InvalidInput | Unsupported) => {
-            "the file system has no locks: choose a directory on another one"
-        }
-        ("create" | "allocate" | "write" | "truncate", InvalidInput | Unsupported) => {
-            "the file system cannot do that: choose a directory on another one"
-        }
-        _ => return None,
-    })
-}
-
-/// The remedy for answers with one meaning for all operations, or nearly all.
-fn remedy_of_answer(operation: &str, source: &io::Error) -> &'static str {
-    use io::ErrorKind;
-    match source.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "free space, or save elsewhere",
-        ErrorKind::PermissionDenied => "check the owner and the mode of the directory",
-        ErrorKind::ReadOnlyFilesystem => "the file system is mounted read-only; save elsewhere",
-        ErrorKind::DirectoryNotEmpty | ErrorKind::InvalidInput if operation == "salvage to" => {
-            "choose a new or an empty directory"
-        }
-        ErrorKind::DirectoryNotEmpty => "remove what else is in the directory",
-        ErrorKind::InvalidFilename => "choose a shorter name",
-        ErrorKind::FileTooLarge => {
-            "raise the limit of file sizes (ulimit -f), or lower shard_bytes"
-        }
-        // The files of the save were removed while it ran.
-        ErrorKind::NotFound if operation == "publish" => {
-            "save it again, where nobody deletes the step; give sweeps a higher age than saves take"
-        }
-        ErrorKind::NotFound => "check that the directory is there and can be written to",
-        ErrorKind::ResourceBusy => {
-            "a save, a load or a removal is at work there; try again when it is done"
-        }
-        ErrorKind::NotADirectory => {
-            "a checkpoint is a directory; something else is in its place or above it"
-        }
-        ErrorKind::InvalidInput if operation == "delete" => "name the directory of one checkpoint",
-        // The message of the source names the cause.
-        ErrorKind::InvalidInput if source.get_ref().is_some() => "check the path",
-        _ if is_out_of_files(source) => {
-            "raise the limit of open files (ulimit -n), or shard_bytes for fewer of them"
-        }
-        _ => "try again, or check the device and the kernel log",
-    }
 }

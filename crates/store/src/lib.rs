@@ -26,6 +26,7 @@ pub mod pipeline;
 pub mod plan;
 pub mod report;
 pub mod save;
+pub mod seal;
 pub mod steps;
 pub mod tier;
 

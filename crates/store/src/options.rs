@@ -78,6 +78,10 @@ pub struct Options {
     pub verify: bool,
     /// A replica of the loaded checkpoint: damaged chunks are read there.
     pub replica: Option<PathBuf>,
+    /// Whether a save is planned for an attempt with a key, see
+    /// [`Attempt::seal`](crate::save::Attempt::seal).
+    #[serde(skip)]
+    pub is_sealed: bool,
     /// The nice value of the writing threads, if they are to yield to others.
     #[serde(skip)]
     pub nice: Option<u8>,
@@ -110,6 +114,7 @@ impl Default for Options {
             shard_bytes: None,
             verify: true,
             replica: None,
+            is_sealed: false,
             nice: None,
             engine_factory: None,
             file_system: Arc::new(Native),
@@ -129,6 +134,7 @@ impl fmt::Debug for Options {
             .field("shard_bytes", &self.shard_bytes)
             .field("verify", &self.verify)
             .field("replica", &self.replica)
+            .field("is_sealed", &self.is_sealed)
             .field("nice", &self.nice)
             .finish_non_exhaustive()
     }

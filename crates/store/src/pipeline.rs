@@ -7,6 +7,7 @@
 pub(crate) mod copy;
 pub(crate) mod damage;
 mod device_copies;
+mod pages;
 mod placed;
 pub mod read;
 mod replica;

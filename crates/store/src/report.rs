@@ -193,6 +193,8 @@ pub struct VerifyReport {
     pub tensors: usize,
     /// Whether the checkpoint holds only what was salvaged from another one.
     pub is_partial: bool,
+    /// Whether the checkpoint is sealed: digests were checked, tags were not.
+    pub is_sealed: bool,
     /// Duration in seconds.
     pub seconds: f64,
 }

@@ -33,6 +33,7 @@ use crate::format::manifest::{self, Manifest, PartEntry, Partial};
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::report::{Fallback, FallbackKind, SaveReport};
+use crate::seal::{Sealing, SealingEntry};
 pub use arena::Arena;
 pub use job::{Job, Shards, Staging};
 pub use linked::{Holder, Linked, LinkedFile, LinkedTensor};
@@ -75,7 +76,38 @@ pub fn save(
     options: &Options,
     progress: &Progress,
 ) -> Result<SaveReport> {
+    save_as(state, publication, None, options, progress)
+}
+
+/// Saves a checkpoint as [`save`] does, sealed with a key that nothing else uses.
+///
+/// # Errors
+/// Those of [`save`], and [`Error::CannotSeal`] before anything is written.
+pub fn save_sealed(
+    state: SaveState,
+    publication: &Publication,
+    sealing: Sealing,
+    options: &Options,
+    progress: &Progress,
+) -> Result<SaveReport> {
+    let options = Options {
+        is_sealed: true,
+        ..options.clone()
+    };
+    save_as(state, publication, Some(sealing), &options, progress)
+}
+
+fn save_as(
+    state: SaveState,
+    publication: &Publication,
+    sealing: Option<Sealing>,
+    options: &Options,
+    progress: &Progress,
+) -> Result<SaveReport> {
     let begun = Instant::now();
+    if sealing.is_some() {
+        check_sealable(publication, options)?;
+    }
     // Checked before gigabytes are written in vain.
     check_manifest_size(publication.metadata.get().len())?;
     let job = Job::sync(state, Vec::new(), &publication.path, options)?;
@@ -86,6 +118,9 @@ pub fn save(
         &options.file_system,
         progress,
     )?;
+    if let Some(sealing) = sealing {
+        attempt.seal(sealing);
+    }
     let shards = job.write_since(planned_ns, &mut attempt, RANK, progress)?;
     let synced = Instant::now();
     let mut written = shards.describe(&mut attempt, None)?;
@@ -176,6 +211,9 @@ pub(crate) fn commit_as(
     let mut manifest = manifest_of(publication, attempt.id(), parts);
     manifest.partial = partial;
     let unindexed = publication.sidecars.write(&mut manifest, &mut attempt)?;
+    if let Some(sealing) = attempt.sealing() {
+        seal_manifest(&mut manifest, sealing, &publication.path)?;
+    }
     manifest.check().map_err(unreadable)?;
     let text = manifest.stamp();
     check_manifest_size(text.len())?;
@@ -203,6 +241,34 @@ pub(crate) fn commit_as(
         manifest_bytes: text.len() as u64,
         unindexed,
         left_behind: left_behind.err(),
+    })
+}
+
+/// Seals the metadata, and signs everything else.
+fn seal_manifest(manifest: &mut Manifest, sealing: &Sealing, path: &Path) -> Result<()> {
+    let empty = RawValue::from_string("{}".to_owned()).expect("it is JSON");
+    let metadata = std::mem::replace(&mut manifest.metadata, empty);
+    let (entry, keys) = SealingEntry::new(sealing, path, &manifest.id, metadata.get())?;
+    manifest.sealing = Some(entry);
+    manifest.sign(&keys, sealing.wraps());
+    Ok(())
+}
+
+/// Refuses a sealed save that would leave something clear, or that is not tested yet.
+///
+/// # Errors
+/// [`Error::CannotSeal`].
+pub fn check_sealable(publication: &Publication, options: &Options) -> Result<()> {
+    let detail = if !publication.sidecars.files.is_empty() || publication.sidecars.group.is_some() {
+        "files beside the shards are for readers of models, and stay clear"
+    } else if !options.file_system.files().has_directories() {
+        "checkpoints in buckets are not sealed yet"
+    } else {
+        return Ok(());
+    };
+    Err(Error::CannotSeal {
+        path: publication.path.clone(),
+        detail: detail.to_owned(),
     })
 }
 
@@ -280,5 +346,9 @@ fn manifest_of(publication: &Publication, id: &str, parts: Vec<PartEntry>) -> Ma
         metadata: publication.metadata.clone(),
         partial: None,
         sidecars: Vec::new(),
+        sealing: None,
+        mac: None,
+        wraps: None,
+        covered: Vec::new(),
     }
 }

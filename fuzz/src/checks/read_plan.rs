@@ -51,6 +51,7 @@ impl Load {
             memory_alignment,
             // Like objects, which have no alignment.
             is_elsewhere: flags & 8 == 8 && offset_alignment == 1,
+            is_sealed: flags & 16 == 16,
         };
         let mut load = Load {
             files: Vec::new(),

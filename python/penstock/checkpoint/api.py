@@ -13,6 +13,7 @@ from penstock.checkpoint.saver import Saver
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.steps.scrub import verify_files
 from penstock.errors import PenstockWarning
+from penstock.sealing.unsealing import Unsealing
 from penstock.tensors.arguments import check_patterns, decode_path, to_native
 from penstock.tensors.gc_paused import gc_paused
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.common.progress import Progress
     from penstock.options import Options
     from penstock.reports import CheckpointInfo, LoadReport, SaveReport, VerifyResult
+    from penstock.sealing import Identities, Key, Sealing
 
 
 def save(
@@ -41,6 +43,7 @@ def save(
     no_dist: bool = False,
     groups: Mapping[str, str] | None = None,
     files: Files | None = None,
+    sealing: Sealing | None = None,
 ) -> SaveReport:
     """Saves a state durably: after the return, no crash or power cut can lose it.
 
@@ -95,6 +98,11 @@ def save(
             paths by name, or a directory, from which all files but the weights are taken
             (``config.json``, the tokenizer's files). Among many ranks, the first rank's files are
             stored.
+        sealing: Recipients for whom the checkpoint is sealed: encrypted and authenticated. Without
+            an identity of a recipient nobody reads or changes names, types, shapes, values,
+            ``metadata`` or tensors. Number and sizes of the files, ranks, step, time and recipients
+            stay readable. All ranks pass it; the recipients of the first rank count. None for a
+            clear checkpoint.
 
     Returns:
         A report of the bytes written and of how they were written.
@@ -109,6 +117,9 @@ def save(
             one name; the message names it.
         ValueError: Two groups have one name, or a file has a name that is not allowed there.
         StorageError: The operating system failed an operation: disk full, read-only, …
+        CannotSealError: With ``sealing``, something would stay clear: groups, small files, tensors
+            in files, pieces of tensors without a mesh, or a checkpoint in a bucket.
+        KmsError: A key management service that wraps the key was not reachable.
 
     Example:
         >>> import numpy as np, penstock, tempfile
@@ -122,7 +133,13 @@ def save(
     where = decode_path(path)
     saver = Saver(options=options, process_group=process_group, no_dist=no_dist)
     destination = Destination.of(
-        where, step=step, metadata=metadata, overwrite=overwrite, groups=groups, files=files
+        where,
+        step=step,
+        metadata=metadata,
+        overwrite=overwrite,
+        groups=groups,
+        files=files,
+        sealing=sealing,
     )
     check_no_store(where)
     return saver._save(destination, state, progress)
@@ -140,6 +157,7 @@ def load(
     report: Callable[[LoadReport], object] | None = None,
     rank: int | None = None,
     plain: bool = False,
+    identities: Identities | Key | Iterable[Key] | None = None,
 ) -> Any:
     """Loads a state; every returned byte has been checked against its digest.
 
@@ -185,6 +203,9 @@ def load(
         plain: Load values of registered classes (`register_type`), and tensors that consist of
             others, as dictionaries of their stored members, without the classes; the member
             ``"(type)"`` names the class. ``keys`` may then name their leaves.
+        identities: Keys that open a sealed checkpoint, as `penstock.sealing` lists them: files,
+            strings, callables. A clear checkpoint is then refused. None for the file that the
+            environment variable ``PENSTOCK_IDENTITIES`` names, if any, which refuses none.
 
     Returns:
         The state, or ``into`` (rebuilt where it is a tuple). New tensors and arrays in host memory
@@ -198,6 +219,10 @@ def load(
         PartialCheckpointError: The checkpoint was salvaged, lacks a requested leaf, and
             ``allow_partial`` is False.
         CorruptCheckpointError: The checkpoint is damaged, or makes no sense.
+        TamperedError: Somebody without the key has changed a sealed checkpoint.
+        SealedError: The checkpoint is sealed, and there are no identities.
+        NotSealedError: ``identities`` are given and the checkpoint is clear.
+        WrongKeyError: None of the identities opens the checkpoint.
         FormatVersionError: A newer Penstock wrote it.
         StateMismatchError: A key matches nothing, ``into`` does not fit, or the ranks' states form
             no single state, for example because pipeline stages use the same keys.
@@ -233,6 +258,7 @@ def load(
         allow_partial=bool(allow_partial),
         rank=rank,
         is_plain=bool(plain),
+        unsealing=Unsealing.of(identities),
     )
     loaded = read(decode_path(path), request, options)
     state = restore_into(loaded, request)
@@ -243,11 +269,17 @@ def load(
     return state
 
 
-def inspect(path: str | os.PathLike[str] | bytes) -> CheckpointInfo:
+def inspect(
+    path: str | os.PathLike[str] | bytes,
+    *,
+    identities: Identities | Key | Iterable[Key] | None = None,
+) -> CheckpointInfo:
     """Describes the contents of a checkpoint, without reading tensor data.
 
     Args:
         path: The checkpoint's directory.
+        identities: Keys that open a sealed checkpoint; see `load`. Without them it shows its files
+            and its recipients, and no tensors.
 
     Returns:
         The checkpoint's tensors, files, step and metadata.
@@ -270,8 +302,9 @@ def inspect(path: str | os.PathLike[str] | bytes) -> CheckpointInfo:
     """
     where = decode_path(path)
     with gc_paused():
+        native, is_demanded = Unsealing.of(identities)
         with describing_contents(where):
-            opened = _native.open(where)
+            opened = _native.open(where, native, demanded=is_demanded, sealed_ok=True)
         return describe(opened, where)
 
 

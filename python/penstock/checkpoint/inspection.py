@@ -16,7 +16,7 @@ from penstock.checkpoint.state.tree.tree import part_name
 from penstock.checkpoint.view.numbering import NO_FILE
 from penstock.checkpoint.view.partial import is_missing
 from penstock.checkpoint.view.view import may_share, view
-from penstock.errors import CorruptCheckpointError
+from penstock.errors import CorruptCheckpointError, SealedError
 from penstock.reports import CheckpointInfo, FileInfo, MissingInfo, PieceInfo, TensorInfo
 
 if TYPE_CHECKING:
@@ -48,14 +48,21 @@ def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
         source_id=source_id,
         unverified=unverified,
         missing=missing_of(checkpoint, names),
+        recipients=None if checkpoint.recipients is None else tuple(checkpoint.recipients),
+        is_closed=checkpoint.is_closed,
         _values=functools.partial(
-            _read_values, path, part_name(checkpoint.files()), checkpoint.tree
+            _read_values,
+            path,
+            part_name(checkpoint.files()),
+            None if checkpoint.is_closed else checkpoint.tree,
         ),
     )
 
 
-def _read_values(path: str, part: str | None, text: str) -> dict[str, Any]:
+def _read_values(path: str, part: str | None, text: str | None) -> dict[str, Any]:
     """Returns the plain leaves of a tree by name; see `CheckpointInfo.values`."""
+    if text is None:
+        raise SealedError(f"{path} is sealed; pass identities= to penstock.inspect", path=path)
     builder = Builder((), (), {})
 
     def is_plain(node: tree.Node) -> bool:

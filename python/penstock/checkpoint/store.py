@@ -17,6 +17,7 @@ from penstock.checkpoint.view.live import LiveState
 from penstock.common.paths import absolute
 from penstock.common.tracing import span
 from penstock.errors import CheckpointNotFoundError
+from penstock.sealing.unsealing import Unsealing
 from penstock.tensors.arguments import check_patterns, check_step, decode_path, to_native
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.common.progress import Progress
     from penstock.options import Options
     from penstock.reports import LoadReport, MirrorStatus, SaveReport
+    from penstock.sealing import Identities, Key, Sealing
 
 
 class CheckpointStore(StoredSteps, Closing):
@@ -60,6 +62,10 @@ class CheckpointStore(StoredSteps, Closing):
         failures_per_hour: Failures of the whole job, for ``save_every="auto"``. None for those that
             the history of the store counts, beginning with published rates of nodes.
         save_seconds_max: With ``save_every="auto"``, the longest time between two saves.
+        sealing: For whom each step is sealed; see `penstock.save`. Loads then refuse clear steps.
+            None for clear steps.
+        identities: Keys that open sealed steps; see `penstock.load`. Loads then refuse clear steps.
+            None for the file that ``PENSTOCK_IDENTITIES`` names, if any.
 
     Ranks that use a store together all call `save`, `save_async` and, without a step, `load` in the
     same order; see `penstock.save`. Rank 0 deletes steps. A store may be created before the process
@@ -95,6 +101,8 @@ class CheckpointStore(StoredSteps, Closing):
         save_every: int | Literal["auto"] | None = None,
         failures_per_hour: float | None = None,
         save_seconds_max: float = 3600.0,
+        sealing: Sealing | None = None,
+        identities: Identities | Key | Iterable[Key] | None = None,
     ) -> None:
         # The path is made absolute: a later change of the working directory must not move the
         # store.
@@ -111,6 +119,8 @@ class CheckpointStore(StoredSteps, Closing):
             save_seconds_max=save_seconds_max,
         )
         self._saver.record(self._run)
+        self._sealing = sealing
+        self._unsealing = Unsealing.of(identities, is_demanded=sealing is not None)
         self._error: BaseException | None = None
         # Refuses a process group that cannot be used.
         self._ranks()
@@ -329,6 +339,7 @@ class CheckpointStore(StoredSteps, Closing):
             groups=groups,
             files=files,
             store=self._native,
+            sealing=self._sealing,
         )
 
     def _after_save(self, report: SaveReport) -> None:
@@ -442,6 +453,7 @@ class CheckpointStore(StoredSteps, Closing):
             allow_partial=bool(allow_partial),
             own_rank=None if ranks is None else ranks.rank,
             is_plain=bool(plain),
+            unsealing=self._unsealing,
         )
         last = None if step is None else check_step(step)
         return self._load(ranks, last, request, fallback=fallback, report=report)
@@ -505,6 +517,7 @@ class CheckpointStore(StoredSteps, Closing):
             progress=progress,
             own_rank=None if ranks is None else ranks.rank,
             is_strict=bool(strict),
+            unsealing=self._unsealing,
         )
         reports: list[LoadReport] = []
         try:

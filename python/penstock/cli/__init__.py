@@ -41,6 +41,7 @@ EXIT_INTERRUPTED = 130
         "generate": "Generate text with MODEL, holding --memory bytes of its weights.",
         "import": "Make a checkpoint PATH that links the safetensors files in DIRECTORY.",
         "inspect": "Show what is in the checkpoint PATH; of a store, in its newest complete step.",
+        "keys": "Make keys for sealed checkpoints, and say who can open a checkpoint.",
         "ls": "List the steps of the store ROOT, complete or not.",
         "mirror": "Copy complete steps of the store ROOT to URL, a bucket that lacks them.",
         "plan": "Advise how often to save, from the history of the store ROOT and from the "

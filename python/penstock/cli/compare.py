@@ -16,9 +16,12 @@ from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.state.tree import tree
 from penstock.checkpoint.state.tree.plain import plain
 from penstock.cli.elements import Difference, Kind, difference, kind
+from penstock.sealing.unsealing import Unsealing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.sealing import Identities
 
 GROUP_BYTES_MAX = 128 << 20
 """Most tensor data of each checkpoint in memory at a time, unless a single tensor is larger."""
@@ -42,13 +45,17 @@ class Side:
         names: All of these names.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, identities: Identities | None = None) -> None:
         info = penstock.inspect(path)
+        # One side may be clear: identities that are passed would refuse it.
+        self._identities = identities if info.is_closed else None
+        if self._identities is not None:
+            info = penstock.inspect(path, identities=self._identities)
         self.path = info.path
         self.values = info.values()
         # Of values that each rank has, `load` returns those of the first rank.
         self._stored = {tensor.name: tensor for tensor in info.tensors if not tensor.rank}
-        self._position = _positions(self.path)
+        self._position = _positions(self.path, self._identities)
         self.targets = {**{name: name for name in self._stored}, **info.aliases}
         self.names = {*self.targets, *self.values}
 
@@ -64,17 +71,20 @@ class Side:
 
     def read(self, names: Sequence[str]) -> dict[str, Any]:
         """Reads stored tensors, or one alias."""
-        state = penstock.load(self.path, keys=names, plain=True)
+        state = penstock.load(self.path, keys=names, plain=True, identities=self._identities)
         # A partial state omits list entries, so values match names only by their order.
         ordered = sorted(names, key=self._position.__getitem__)
         return dict(zip(ordered, _leaves(state), strict=True))
 
 
 def compare_checkpoints(
-    path_a: str, path_b: str, progress: Callable[[int, int], object]
+    path_a: str,
+    path_b: str,
+    progress: Callable[[int, int], object],
+    identities: Identities | None = None,
 ) -> dict[str, Any]:
     """Every difference between two checkpoints, with the keys of `penstock diff --json`."""
-    a, b = Side(path_a), Side(path_b)
+    a, b = Side(path_a, identities), Side(path_b, identities)
     changed = [
         _changed(name, kind_a, kind_b)
         for name in sorted(a.names & b.names)
@@ -146,9 +156,9 @@ def _groups(a: Side, b: Side, names: Sequence[str]) -> Iterator[list[str]]:
         yield group
 
 
-def _positions(path: str) -> dict[str, int]:
+def _positions(path: str, identities: Identities | None) -> dict[str, int]:
     """The position of each leaf in the order of the state."""
-    checkpoint = OpenCheckpoint(path)
+    checkpoint = OpenCheckpoint(path, unsealing=Unsealing.of(identities))
     try:
         with checkpoint.reading():
             checkpoint.view_as(0, allow_partial=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.examples import example
+from penstock.cli.keys.given import identity_option, opened_by
 from penstock.cli.paths import checkpoint_at
 from penstock.common.console import (
     PLACE,
@@ -51,8 +52,9 @@ JSON: a, b (paths), same, tensors_compared, bytes_compared,
 @click.argument("a", type=PLACE)
 @click.argument("b", type=PLACE)
 @click.option("--all", "lists_all", is_flag=True, help="List every difference, however many.")
+@identity_option
 @json_option
-def diff(a: str, b: str, lists_all: bool, as_json: bool) -> int:
+def diff(a: str, b: str, lists_all: bool, identities: tuple[str, ...], as_json: bool) -> int:
     """Compare the checkpoints A and B; of a store, its newest complete step.
 
     Tensors are compared bit for bit. Exits with 1 if the checkpoints differ in names, types,
@@ -62,8 +64,9 @@ def diff(a: str, b: str, lists_all: bool, as_json: bool) -> int:
     from penstock.cli.compare import compare_checkpoints
 
     (path_a, note_a), (path_b, note_b) = checkpoint_at(a), checkpoint_at(b)
+    opened = opened_by(identities)
     with progress_bar("comparing", hidden=as_json) as update:
-        result = compare_checkpoints(path_a, path_b, update)
+        result = compare_checkpoints(path_a, path_b, update, opened)
     if as_json:
         for row in result["tensors"]:
             distance = row["max_abs_difference"]

@@ -11,6 +11,7 @@ import click
 import penstock
 from penstock.cli.examples import example
 from penstock.cli.folding import Folded, fold
+from penstock.cli.keys.given import identity_option
 from penstock.cli.missing import missing_table
 from penstock.cli.paths import checkpoint_at
 from penstock.common.console import (
@@ -45,7 +46,9 @@ JSON: path, id, step, created (UTC), writer, format_version, world_size,
   values: plain leaves, name to Python literal; null without --values,
   partial (salvaged from a damaged one), source_id (of that one, or null),
   unverified, missing: a list of name, dtype, shape, reason, rank (its
-    owner; null if ranks share it).
+    owner; null if ranks share it),
+  recipients (of a sealed one; else null), closed (sealed and not opened,
+    so that it shows no tensors).
 """
 
 
@@ -66,6 +69,7 @@ JSON: path, id, step, created (UTC), writer, format_version, world_size,
 )
 @click.option("--all", "lists_all", is_flag=True, help="A line for each tensor, and all of them.")
 @click.option("--values", "with_values", is_flag=True, help="Also show the plain leaves.")
+@identity_option
 @json_option
 def inspect(
     path: str,
@@ -73,6 +77,7 @@ def inspect(
     limit: int | None,
     lists_all: bool,
     with_values: bool,
+    identities: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Show what is in the checkpoint PATH; of a store, in its newest complete step.
@@ -81,7 +86,7 @@ def inspect(
     layers.{0..31}.weight stands for 32.
     """
     checkpoint, note = checkpoint_at(path)
-    info = penstock.inspect(checkpoint)
+    info = penstock.inspect(checkpoint, identities=identities or None)
     result = _select(info, info.values() if with_values else None, keys)
     if as_json:
         for name in ("tensors", "aliases", "values", "missing"):
@@ -132,6 +137,8 @@ def _select(
         "partial": info.partial,
         "source_id": info.source_id,
         "unverified": info.unverified,
+        "recipients": None if info.recipients is None else list(info.recipients),
+        "closed": info.is_closed,
         "missing": [dataclasses.asdict(row) for row in info.missing if is_wanted(row.name)],
         "values": None
         if values is None
@@ -149,8 +156,7 @@ def _print(result: dict[str, Any], rows_max: int, *, folds: bool) -> None:
         ("written by", _writer(result)),
         ("size", f"{size(result['bytes'])} in {len(files)} files"),
         *_partial(result),
-        ("tensors", f"{len(tensors):,}, {size(sum(tensor['bytes'] for tensor in tensors))}"),
-        ("metadata", json.dumps(result["metadata"], ensure_ascii=False)),
+        *_sealed(result),
     )
     console().print(summary)
     if tensors:
@@ -159,6 +165,16 @@ def _print(result: dict[str, Any], rows_max: int, *, folds: bool) -> None:
     _print_pairs("alias", "tensor", result["aliases"], rows_max, "aliases")
     if result["values"] is not None:
         _print_pairs("plain leaf", "value", result["values"], rows_max, "plain leaves")
+
+
+def _sealed(result: dict[str, Any]) -> list[tuple[str, str]]:
+    recipients, tensors = result["recipients"], result["tensors"]
+    rows = [] if recipients is None else [("sealed for", ", ".join(recipients) or "nobody")]
+    if result["closed"]:
+        return [*rows, ("tensors", "sealed: --identity FILE opens them")]
+    nbytes = size(sum(tensor["bytes"] for tensor in tensors))
+    metadata = json.dumps(result["metadata"], ensure_ascii=False)
+    return [*rows, ("tensors", f"{len(tensors):,}, {nbytes}"), ("metadata", metadata)]
 
 
 def _print_tensors(

@@ -11,6 +11,7 @@ import click
 import penstock
 from penstock import _native
 from penstock.cli.examples import example
+from penstock.cli.keys.given import identity_option, opened_by
 from penstock.cli.paths import store_at
 from penstock.common.console import (
     PLACE,
@@ -27,6 +28,7 @@ from penstock.common.file_names import FileNames
 
 if TYPE_CHECKING:
     from penstock.checkpoint.steps.rows import Mark, StepInfo
+    from penstock.sealing import Identities
 
 NUMBERS = ("step", "size", "tensors")
 STYLES = {
@@ -46,17 +48,18 @@ JSON: root, newest (the newest complete step that is not known to be
   "unreadable"), reason (or null), path, bytes (of all files that can be
   seen), tensors, tensor_bytes, created (UTC) and id, which are null unless
   the step can be opened,
-  protected, read_back ("verified", "damaged" or null), read_at_seconds
+  sealed (null as these), protected, read_back ("verified", "damaged" or null), read_at_seconds
   (since 1970, or null).
 """
 
 
 @click.command(epilog=example("penstock ls /checkpoints", after=JSON_KEYS))
 @click.argument("root", type=PLACE)
+@identity_option
 @json_option
-def ls(root: str, as_json: bool) -> int:
+def ls(root: str, identities: tuple[str, ...], as_json: bool) -> int:
     """List the steps of the store ROOT, complete or not."""
-    steps = describe(root)
+    steps = describe(root, opened_by(identities))
     newest = max((row["step"] for row in steps if _is_loadable(row)), default=None)
     quarantined: list[dict[str, Any]] = [
         {"step": step, "path": path, "bytes": _bytes_within(path)}
@@ -104,6 +107,8 @@ def _is_loadable(row: dict[str, Any]) -> bool:
 def _remarks(row: dict[str, Any], *, is_newest: bool) -> str:
     """Remarks about a step beside its state."""
     remarks = ["newest"] if is_newest else []
+    if row["sealed"]:
+        remarks.append("sealed")
     if row["protected"]:
         remarks.append("protected")
     if row["read_back"] is not None:
@@ -117,8 +122,8 @@ def _reason(row: dict[str, Any]) -> str:
     return FileNames.beside_all(row["path"], [reason]).short(reason)
 
 
-def describe(root: str) -> list[dict[str, Any]]:
-    """A row of facts for each step, oldest first."""
+def describe(root: str, identities: Identities | None = None) -> list[dict[str, Any]]:
+    """A row of facts for each step, oldest first; of sealed ones with what identities open."""
     store = store_at(root)
     protected, marks = set(store.protected()), {}
     try:
@@ -126,16 +131,27 @@ def describe(root: str) -> list[dict[str, Any]]:
     except penstock.PenstockError as error:
         click.echo(escaped(f"warning: {error}"), err=True)
     return [
-        _row(store.path(info.step), info, info.step in protected, marks.get(info.step))
+        _row(store.path(info.step), info, info.step in protected, marks.get(info.step), identities)
         for info in store.scan()
     ]
 
 
-def _row(path: str, info: StepInfo, is_protected: bool, mark: Mark | None) -> dict[str, Any]:
+def _row(
+    path: str,
+    info: StepInfo,
+    is_protected: bool,
+    mark: Mark | None,
+    identities: Identities | None,
+) -> dict[str, Any]:
     state, reason, content = info.state, info.reason, None
     if state in ("complete", "partial"):
         try:
             content = penstock.inspect(path)
+            if content.is_closed and identities is not None:
+                content = penstock.inspect(path, identities=identities)
+        except (penstock.errors.WrongKeyError, penstock.errors.KmsError) as error:
+            # The identities open another step of the store.
+            reason = str(error)
         except penstock.errors.StorageError as error:
             state, reason = "unreadable", str(error)
         except penstock.errors.FormatVersionError as error:
@@ -149,10 +165,11 @@ def _row(path: str, info: StepInfo, is_protected: bool, mark: Mark | None) -> di
         "reason": reason,
         "path": path,
         "bytes": content.bytes if content else _bytes_within(path),
-        "tensors": len(content.tensors) if content else None,
-        "tensor_bytes": content.tensor_bytes if content else None,
+        "tensors": len(content.tensors) if content and not content.is_closed else None,
+        "tensor_bytes": content.tensor_bytes if content and not content.is_closed else None,
         "created": content.created if content else None,
         "id": content.id if content else None,
+        "sealed": None if content is None else content.recipients is not None,
         "protected": is_protected,
         "read_at_seconds": mark.read_at_seconds if mark else None,
         "read_back": None if mark is None else "verified" if mark.is_good else "damaged",

@@ -31,7 +31,7 @@ PROBLEMS_MAX = 40
 JSON_KEYS = """\b
 JSON: path, ok, bytes_checked,
   checkpoints: a list of path, ok, bytes_checked, files, tensors, seconds,
-    is_partial (salvaged, may lack tensors),
+    is_partial (salvaged, may lack tensors), is_sealed (no tag was checked),
     problems: a list of file, offset, tensor (null where unknown), message,
       is_proven (wrong bytes; else senseless or unread),
   incomplete: the paths of steps that were never finished.

@@ -56,6 +56,8 @@ class VerifyResult:
         tensors: Tensors whose bytes were checked.
         is_partial: Whether the checkpoint holds only the tensors that `penstock.salvage` recovered
             from a damaged one.
+        is_sealed: Whether the checkpoint is sealed. Digests cover the sealed bytes, so they find
+            damage; tampering shows when the checkpoint is loaded with a key.
         seconds: Wall time of the whole call.
     """
 
@@ -67,6 +69,7 @@ class VerifyResult:
     tensors: int
     seconds: float
     is_partial: bool = False
+    is_sealed: bool = False
 
     @property
     def gb_per_second(self) -> float:
@@ -76,7 +79,7 @@ class VerifyResult:
     def __str__(self) -> str:
         verdict = "good" if self.ok else counted(len(self.problems), "problem")
         return aligned(
-            ("verified", self.path),
+            ("verified", self.path + (", sealed: tags were not checked" if self.is_sealed else "")),
             ("result", f"{verdict}, holds only what was salvaged" if self.is_partial else verdict),
             (
                 "checked",

@@ -118,6 +118,9 @@ class CheckpointInfo:
         source_id: Identity of that damaged checkpoint, if known.
         unverified: Whether the salvage could not check anything.
         missing: Tensors that could not be salvaged, further names included.
+        recipients: For whom it is sealed; None if it is not sealed.
+        is_closed: Whether it is sealed and was opened without identities. Then it shows no tensors
+            and no metadata.
     """
 
     path: str
@@ -138,6 +141,8 @@ class CheckpointInfo:
     unverified: bool
     missing: tuple[MissingInfo, ...]
     _values: Callable[[], dict[str, Any]] = field(repr=False, compare=False)
+    recipients: tuple[str, ...] | None = None
+    is_closed: bool = False
 
     def __str__(self) -> str:
         ranks = f" on {counted(self.world_size, 'rank')}" if self.world_size > 1 else ""
@@ -149,11 +154,24 @@ class CheckpointInfo:
             ("step", "" if self.step is None else str(self.step)),
             ("saved", f"{self.created} by {self.writer}{ranks}"),
             ("files", f"{len(self.files):,}, {in_bytes(self.bytes)}"),
-            ("tensors", f"{len(self.tensors):,}, {in_bytes(self.tensor_bytes)}"),
+            ("sealed", self._seal),
+            (
+                "tensors",
+                "sealed"
+                if self.is_closed
+                else f"{len(self.tensors):,}, {in_bytes(self.tensor_bytes)}",
+            ),
             ("metadata", json.dumps(self.metadata) if self.metadata else ""),
             *first_of([("tensor", text) for text in tensors]),
             *first_of([("missing", text) for text in missing]),
         )
+
+    @property
+    def _seal(self) -> str:
+        """The recipients as text; empty for a clear checkpoint."""
+        if self.recipients is None:
+            return ""
+        return f"for {', '.join(self.recipients) or 'nobody: its wraps were removed'}"
 
     def values(self) -> dict[str, Any]:
         """Returns the plain leaves of the state by name: all except tensors and arrays.

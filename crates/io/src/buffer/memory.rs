@@ -172,6 +172,25 @@ impl Memory {
         Ok(locked?)
     }
 
+    /// Keeps the pages out of core dumps.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn keep_from_dumps(&self) -> std::io::Result<()> {
+        if cfg!(miri) {
+            return Ok(());
+        }
+        // SAFETY: the range is the mapping of this value; the advice changes no content.
+        unsafe {
+            rustix::mm::madvise(
+                self.address.as_ptr().cast(),
+                self.mapped_bytes,
+                Advice::LinuxDontDump,
+            )
+        }?;
+        Ok(())
+    }
+
     /// Keeps the pages out of forks: pinned memory cannot be shared copy-on-write, so a fork would
     /// copy all of it. A fork must not touch the memory.
     pub(in crate::buffer) fn keep_from_forks(&self) -> std::io::Result<()> {

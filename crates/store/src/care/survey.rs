@@ -77,6 +77,7 @@ impl Survey {
                         file,
                         bytes,
                         chunks,
+                        opener: None,
                     },
                 ));
             }

@@ -24,7 +24,8 @@ use crate::report::{Problem, Run, VerifyReport};
 /// First read of a file, before the length of its header is known; larger than most headers.
 const HEADER_BYTES: u64 = 64 << 10;
 
-/// Reads every file of the checkpoint at `path` and lists all damage.
+/// Reads every file of the checkpoint at `path` and lists all damage. Digests cover what is stored,
+/// so a sealed checkpoint is verified without its key; tampering shows only when it is opened.
 ///
 /// # Errors
 /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Version`], [`Error::Unknown`],
@@ -73,6 +74,7 @@ fn verify_files(
     };
     report.bytes_checked += bytes;
     report.is_partial = manifest.partial.is_some();
+    report.is_sealed = manifest.sealing.is_some();
     let mut parts = Vec::with_capacity(manifest.parts.len());
     for entry in &manifest.parts {
         report.files += 1;
@@ -102,6 +104,13 @@ fn or_problem<T>(result: Result<T>, report: &mut VerifyReport) -> Result<Option<
     let (file, problem) = match result {
         Ok(value) => return Ok(Some(value)),
         Err(Error::Corrupt {
+            file,
+            offset,
+            tensor,
+            detail,
+            ..
+        })
+        | Err(Error::Tampered {
             file,
             offset,
             tensor,

@@ -19,6 +19,7 @@ use crate::format::name::{MANIFEST, PROTECTED, is_attempt_file, is_step};
 use crate::format::part::{FileEntry, Part};
 use crate::format::plain;
 use crate::format::tombstone::{misplaced, misplaced_among};
+use crate::seal::Sha256;
 
 /// Limit on the size of a manifest, which names parts and holds the user's metadata: megabytes at
 /// most.
@@ -138,7 +139,23 @@ pub(crate) fn read_part(
                 "its digest is {found}, it should be {expected}"
             )));
         }
-        Part::parse(text, path, &entry.file, &manifest.id, entry.rank)
+        // An attacker can give any bytes the digest of others.
+        if entry
+            .sha256
+            .is_some_and(|expected| Sha256::of(text) != expected)
+        {
+            return Err(Error::tampered(
+                path,
+                &entry.file,
+                "its SHA-256 is not the manifest's",
+            ));
+        }
+        let part = Part::parse(text, path, &entry.file, &manifest.id, entry.rank)?;
+        if part.sealed.is_some() != manifest.sealing.is_some() {
+            let detail = "a checkpoint is sealed with all its parts, or not at all";
+            return Err(Error::malformed(path, &entry.file, detail));
+        }
+        Ok(part)
     })
 }
 

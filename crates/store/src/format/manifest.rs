@@ -14,6 +14,9 @@ use crate::FORMAT_VERSION;
 use crate::error::{Error, Result};
 use crate::format::digest::Digest;
 use crate::format::name::{self, MANIFEST};
+use crate::seal::{
+    Block, CIPHER, DataKey, ManifestKeys, SealingEntry, Sha256, Wrap, join_wraps, split_mac,
+};
 
 /// Value of a manifest's `format` member.
 pub(crate) const FORMAT: &str = "penstock-checkpoint";
@@ -53,6 +56,18 @@ pub struct Manifest {
     /// directory.
     #[serde(rename = "beside", default, skip_serializing_if = "Vec::is_empty")]
     pub sidecars: Vec<SidecarEntry>,
+    /// Set if the checkpoint is sealed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealing: Option<SealingEntry>,
+    /// The MAC of a sealed manifest, over the text in front of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<Block>,
+    /// The data key of a sealed checkpoint, wrapped for each recipient.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wraps: Option<Vec<Wrap>>,
+    /// The text that the MAC covers.
+    #[serde(skip)]
+    pub(crate) covered: Vec<u8>,
 }
 
 /// A sidecar and its digest.
@@ -89,16 +104,57 @@ pub struct PartEntry {
     pub bytes: u64,
     /// Digest of the whole file.
     pub digest: Digest,
+    /// The file's SHA-256, in a sealed checkpoint: a digest can be forged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<Sha256>,
 }
 
 impl Manifest {
     /// The text of the file, with its digest at the end.
     pub fn stamp(&self) -> Vec<u8> {
+        stamped(self.text())
+    }
+
+    /// The text without its last brace.
+    fn text(&self) -> Vec<u8> {
         let mut text = serde_json::to_vec(self).expect("a manifest always serialises");
         text.pop();
-        let digest = Digest::of(&text);
-        text.extend_from_slice(format!("{STAMP_PREFIX}{digest}{STAMP_SUFFIX}").as_bytes());
         text
+    }
+
+    /// Adds the MAC and the wraps, which stand behind everything else.
+    pub(crate) fn sign(&mut self, keys: &ManifestKeys, wraps: &[Wrap]) {
+        (self.mac, self.wraps) = (None, None);
+        self.mac = Some(keys.sign(&self.text()));
+        self.wraps = Some(wraps.to_vec());
+    }
+
+    /// Checks a sealed manifest with the data key, and opens its metadata.
+    ///
+    /// # Errors
+    /// [`Error::WrongKey`], and [`Error::Tampered`] if somebody without the key changed it.
+    pub(crate) fn unseal(&mut self, key: &DataKey, path: &Path) -> Result<()> {
+        let (Some(sealing), Some(mac)) = (&self.sealing, &self.mac) else {
+            return Err(Error::NotSealed {
+                path: path.to_owned(),
+            });
+        };
+        let Some(keys) = sealing.keys(key, &self.id) else {
+            return Err(Error::WrongKey {
+                path: path.to_owned(),
+            });
+        };
+        if !keys.verify(&self.covered, mac) {
+            return Err(Error::tampered(path, MANIFEST, "its MAC is wrong"));
+        }
+        let opened = sealing.open_metadata(key, &self.id);
+        let opened =
+            opened.map_err(|_| Error::tampered(path, MANIFEST, "its metadata do not open"))?;
+        let malformed = |detail: String| Error::malformed(path, MANIFEST, detail);
+        let metadata = String::from_utf8(opened).map_err(|error| malformed(error.to_string()))?;
+        self.metadata =
+            RawValue::from_string(metadata).map_err(|error| malformed(error.to_string()))?;
+        check_metadata(&self.metadata).map_err(malformed)
     }
 
     /// Checks the digest, parses the text, and validates the result.
@@ -117,9 +173,25 @@ impl Manifest {
             )));
         }
         check_version(text, path)?;
-        let manifest: Manifest = serde_json::from_slice(text)
+        let mut manifest: Manifest = serde_json::from_slice(text)
             .map_err(|error| malformed(format!("not a Penstock manifest: {error}")))?;
+        if let Some(cipher) = manifest.unknown_cipher() {
+            return Err(Error::Unknown {
+                path: path.to_owned(),
+                file: MANIFEST.to_owned(),
+                detail: format!(
+                    "it is sealed with a cipher that this version of Penstock does not know: \
+                     {cipher:?}"
+                ),
+            });
+        }
         manifest.check().map_err(malformed)?;
+        if manifest.sealing.is_some() {
+            let Some((covered, ..)) = split_mac(stamped) else {
+                return Err(malformed("something else stands behind its MAC".into()));
+            };
+            manifest.covered = covered.to_vec();
+        }
         Ok(manifest)
     }
 
@@ -133,9 +205,8 @@ impl Manifest {
         if !name::is_attempt(&self.id) {
             return Err(format!("{:?} is no checkpoint id", self.id));
         }
-        if !self.metadata.get().starts_with('{') {
-            return Err("the metadata is not an object".into());
-        }
+        check_metadata(&self.metadata)?;
+        self.check_sealing()?;
         if self.parts.len() as u64 != u64::from(self.world_size) || self.parts.is_empty() {
             return Err(format!(
                 "{} parts of {} ranks",
@@ -157,6 +228,62 @@ impl Manifest {
         }
         Ok(())
     }
+
+    fn unknown_cipher(&self) -> Option<&str> {
+        let cipher = self.sealing.as_ref().map(|sealing| sealing.cipher.as_str());
+        cipher.filter(|cipher| *cipher != CIPHER)
+    }
+
+    fn check_sealing(&self) -> std::result::Result<(), String> {
+        let is_sealed = self.sealing.is_some();
+        if !is_sealed && (self.mac.is_some() || self.wraps.is_some()) {
+            return Err("it has a MAC or wraps and is not sealed".into());
+        }
+        let unhashed = self.parts.iter().find(|part| part.sha256.is_none());
+        match unhashed {
+            Some(part) if is_sealed => Err(format!("{:?} has no SHA-256", part.file)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn check_metadata(metadata: &RawValue) -> std::result::Result<(), String> {
+    match metadata.get().starts_with('{') {
+        true => Ok(()),
+        false => Err("the metadata is not an object".into()),
+    }
+}
+
+/// The wraps of a sealed manifest, from its text.
+///
+/// # Errors
+/// Those of [`Manifest::parse`], and [`Error::NotSealed`].
+pub fn wraps(text: &[u8], path: &Path) -> Result<Vec<Wrap>> {
+    let wraps = Manifest::parse(text, path)?.wraps;
+    wraps.ok_or_else(|| Error::NotSealed {
+        path: path.to_owned(),
+    })
+}
+
+/// The text of a sealed manifest with other wraps; all else stays byte for byte.
+///
+/// # Errors
+/// As [`wraps`].
+pub fn replace_wraps(text: &[u8], path: &Path, wraps: &[Wrap]) -> Result<Vec<u8>> {
+    let Manifest { covered, mac, .. } = Manifest::parse(text, path)?;
+    match mac {
+        Some(mac) => Ok(stamped(join_wraps(&covered, &mac, wraps))),
+        None => Err(Error::NotSealed {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+/// Adds the digest and the last brace.
+fn stamped(mut text: Vec<u8>) -> Vec<u8> {
+    let digest = Digest::of(&text);
+    text.extend_from_slice(format!("{STAMP_PREFIX}{digest}{STAMP_SUFFIX}").as_bytes());
+    text
 }
 
 /// Splits the text into the digest at its end and the bytes that it covers.
@@ -208,6 +335,7 @@ mod tests {
                 file: name::part_file(0, ATTEMPT),
                 bytes: 10,
                 digest: Digest::of(b"part"),
+                sha256: None,
             }],
             metadata: RawValue::from_string("{\"run\": \"a\"}".into()).unwrap(),
             partial: None,
@@ -217,6 +345,10 @@ mod tests {
                 bytes: 2,
                 digest: Digest::of(b"{}"),
             }],
+            sealing: None,
+            mac: None,
+            wraps: None,
+            covered: Vec::new(),
         }
     }
 

@@ -8,6 +8,7 @@ mod alias;
 mod file;
 mod missing;
 mod rank;
+mod sealed;
 mod tensor;
 
 use std::collections::HashSet;
@@ -19,7 +20,7 @@ use serde_json::value::RawValue;
 use crate::error::{Error, Result};
 use crate::format::dtype;
 pub use alias::{Alias, View};
-pub use file::FileEntry;
+pub use file::{FileEntry, SealedBody, SealedFile};
 pub use missing::{Missing, MissingKind};
 pub(crate) use rank::Rank;
 pub use tensor::{Stored, TensorBox, TensorEntry};
@@ -49,6 +50,9 @@ pub struct Part {
     /// Tensors of the state that could not be salvaged; the tree refers to them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<Missing>,
+    /// The sealed tensors, aliases, tree and missing tensors, which are empty here then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<SealedBody>,
 }
 
 impl Part {
@@ -82,15 +86,21 @@ impl Part {
                 part.id, part.rank
             )));
         }
-        if let Some(detail) = part.unknown_type() {
-            return Err(Error::Unknown {
+        part.check_types(path, file)?;
+        part.check_sealed().map_err(malformed)?;
+        part.check().map_err(malformed)?;
+        Ok(part)
+    }
+
+    fn check_types(&self, path: &Path, file: &str) -> Result<()> {
+        match self.unknown_type() {
+            Some(detail) => Err(Error::Unknown {
                 path: path.to_owned(),
                 file: file.to_owned(),
                 detail,
-            });
+            }),
+            None => Ok(()),
         }
-        part.check().map_err(malformed)?;
-        Ok(part)
     }
 
     /// Describes a type that this version does not know, if there is one; a newer version wrote it.

@@ -4,7 +4,7 @@
 //! loading the step.
 
 /// The tags of format 1 (docs/format.md, 6.2 and 6.6).
-const TAGS: [&str; 39] = [
+const TAGS: [&str; 40] = [
     "tensor",
     "ndarray",
     "missing",
@@ -44,6 +44,7 @@ const TAGS: [&str; 39] = [
     "sparse",
     "nested",
     "jagged",
+    "sealed",
 ];
 
 /// The start of a tagged object in compact JSON. Inside a string it would contain escapes.

@@ -26,6 +26,7 @@ impl Checkpoint {
     /// affected tensor in `wanted` is named first.
     ///
     /// # Errors
+    /// [`Error::CannotSeal`] for a sealed checkpoint.
     /// [`Error::Corrupt`] if they differ from those saved. [`Error::Mismatch`] if they are not
     /// whole chunks of a file of this checkpoint.
     pub fn check(
@@ -41,6 +42,12 @@ impl Checkpoint {
             key: file.to_owned(),
             detail: detail.to_owned(),
         };
+        if self.is_sealed() {
+            return Err(Error::CannotSeal {
+                path: self.path().to_owned(),
+                detail: "files of a sealed checkpoint are not read in place".to_owned(),
+            });
+        }
         let Some(index) = files.iter().position(|entry| entry.name == file) else {
             return Err(mismatch("the checkpoint has no such file"));
         };
@@ -64,6 +71,7 @@ impl Checkpoint {
             range: begin..begin + length,
             byte: byte.map(|byte| begin + byte),
             unreadable: None,
+            is_tampered: false,
         };
         let tensors = self.part().tensors.iter().enumerate();
         let is_wanted = |range: (u64, u64)| range.0 < wanted.end && wanted.start < range.1;

@@ -16,12 +16,23 @@ use crate::format::name::MANIFEST;
 use crate::format::part::{Missing, MissingKind, Part, Rank, TensorEntry};
 use crate::lease::Lease;
 use crate::plan::reshard::GlobalTensors;
+use crate::seal::{DataKey, ShardOpener, Unsealing};
 use crate::tier;
 
 pub use self::fetch::Loaded;
 
 /// How often a checkpoint may be replaced while it is opened.
 const REPLACED_MAX: usize = 16;
+
+/// Whether a checkpoint is sealed, and whether this process can open it.
+#[derive(Debug)]
+enum Secrecy {
+    Clear,
+    /// Sealed: its tensors and its tree are not known here.
+    Closed,
+    /// Sealed, with the openers of its files in the order of the part.
+    Open(Vec<ShardOpener>),
+}
 
 /// A complete checkpoint, its manifest and parts read and checked.
 #[derive(Debug)]
@@ -32,6 +43,7 @@ pub struct Checkpoint {
     ranks: Vec<Rank>,
     global_tensors: GlobalTensors,
     manifest_bytes: u64,
+    secrecy: Secrecy,
     file_system: Arc<dyn FileSystem>,
     lease: Mutex<Option<Lease>>,
 }
@@ -52,9 +64,26 @@ impl Checkpoint {
 
     /// Opens a checkpoint as [`open`](Checkpoint::open) does, on a given file system.
     pub fn open_on(path: &Path, file_system: &Arc<dyn FileSystem>) -> Result<Checkpoint> {
+        Checkpoint::open_with(path, file_system, &Unsealing::default())
+    }
+
+    /// Opens a checkpoint as [`open`](Checkpoint::open) does, also a sealed one.
+    ///
+    /// Without identities a sealed checkpoint opens too: its files are known and can be verified
+    /// and copied, and it shows no tensors.
+    ///
+    /// # Errors
+    /// [`Error::NotSealed`] for a clear checkpoint where a sealed one is demanded.
+    /// [`Error::Key`] and [`Error::WrongKey`] if the identities do not open it,
+    /// [`Error::Tampered`] if somebody without the key changed it.
+    pub fn open_with(
+        path: &Path,
+        file_system: &Arc<dyn FileSystem>,
+        unsealing: &Unsealing,
+    ) -> Result<Checkpoint> {
         let _span = trace::span("open");
         let lease = Lease::share_to_read(path, file_system.files());
-        let mut opened = Checkpoint::open_unleased(path, file_system)?;
+        let mut opened = Checkpoint::open_as(path, file_system, unsealing)?;
         opened.lease = Mutex::new(lease);
         Ok(opened)
     }
@@ -76,11 +105,20 @@ impl Checkpoint {
         path: &Path,
         file_system: &Arc<dyn FileSystem>,
     ) -> Result<Checkpoint> {
+        Checkpoint::open_as(path, file_system, &Unsealing::default())
+    }
+
+    fn open_as(
+        path: &Path,
+        file_system: &Arc<dyn FileSystem>,
+        unsealing: &Unsealing,
+    ) -> Result<Checkpoint> {
         let files = file_system.files();
         for _ in 0..REPLACED_MAX {
             let (manifest, manifest_bytes) = read_manifest(path, files)?;
             let id = manifest.id.clone();
-            match Checkpoint::open_parts(path, file_system, manifest, manifest_bytes) {
+            let size = manifest_bytes;
+            match Checkpoint::open_parts(path, file_system, manifest, size, unsealing) {
                 // Replaced between two of the reads: the new checkpoint is in place and whole.
                 Err(error) if is_replaced(path, files, &id, &error) => {}
                 result => return result,
@@ -93,15 +131,28 @@ impl Checkpoint {
     fn open_parts(
         path: &Path,
         file_system: &Arc<dyn FileSystem>,
-        manifest: Manifest,
+        mut manifest: Manifest,
         manifest_bytes: u64,
+        unsealing: &Unsealing,
     ) -> Result<Checkpoint> {
         let files = file_system.files();
-        let parts = manifest.parts.iter();
-        let parts: Result<Vec<Part>> = parts
-            .map(|entry| read_part(path, files, &manifest, entry))
-            .collect();
-        let (part, ranks) = Part::merge(parts?).expect("a manifest lists a part");
+        // Nothing of the manifest is used before its MAC is checked.
+        let key = unseal(path, &mut manifest, unsealing)?;
+        let mut parts = Vec::with_capacity(manifest.parts.len());
+        let mut openers = Vec::new();
+        for entry in &manifest.parts {
+            let mut part = read_part(path, files, &manifest, entry)?;
+            if let Some(key) = &key {
+                openers.extend(part.unseal(key, path, &entry.file)?);
+            }
+            parts.push(part);
+        }
+        let secrecy = match (&manifest.sealing, key) {
+            (None, _) => Secrecy::Clear,
+            (Some(_), None) => Secrecy::Closed,
+            (Some(_), Some(_)) => Secrecy::Open(openers),
+        };
+        let (part, ranks) = Part::merge(parts).expect("a manifest lists a part");
         let global_tensors = global_tensors_of(path, &part)?;
         let sizes = Sizes::of(path, files, part.files.len());
         part.files.iter().try_for_each(|entry| sizes.check(entry))?;
@@ -112,6 +163,7 @@ impl Checkpoint {
             ranks,
             global_tensors,
             manifest_bytes,
+            secrecy,
             file_system: Arc::clone(file_system),
             lease: Mutex::default(),
         })
@@ -125,6 +177,30 @@ impl Checkpoint {
     /// The manifest that the commit wrote.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// Whether it is sealed.
+    pub fn is_sealed(&self) -> bool {
+        !matches!(self.secrecy, Secrecy::Clear)
+    }
+
+    /// Whether it is sealed and its tensors are unknown, for lack of identities.
+    pub fn is_closed(&self) -> bool {
+        matches!(self.secrecy, Secrecy::Closed)
+    }
+
+    /// The openers of its files, if they are sealed.
+    ///
+    /// # Errors
+    /// [`Error::Sealed`] without identities.
+    fn openers(&self) -> Result<Option<&[ShardOpener]>> {
+        match &self.secrecy {
+            Secrecy::Clear => Ok(None),
+            Secrecy::Open(openers) => Ok(Some(openers)),
+            Secrecy::Closed => Err(Error::Sealed {
+                path: self.path.clone(),
+            }),
+        }
     }
 
     pub(crate) fn into_manifest(self) -> Manifest {
@@ -213,6 +289,26 @@ impl Checkpoint {
     pub fn tensor_bytes(&self) -> u64 {
         self.part.tensors.iter().map(TensorEntry::nbytes).sum()
     }
+}
+
+/// Opens a sealed manifest, if there are identities; returns the data key.
+fn unseal(path: &Path, manifest: &mut Manifest, unsealing: &Unsealing) -> Result<Option<DataKey>> {
+    let path = path.to_owned();
+    let Some(wraps) = &manifest.wraps else {
+        return match unsealing.is_demanded {
+            true => Err(Error::NotSealed { path }),
+            false => Ok(None),
+        };
+    };
+    let Some(identities) = &unsealing.identities else {
+        return Ok(None);
+    };
+    let key = identities.unwrap(wraps).map_err(|source| Error::Key {
+        path: path.clone(),
+        source,
+    })?;
+    manifest.unseal(&key, &path)?;
+    Ok(Some(key))
 }
 
 /// Collects the global tensors of a part.

@@ -188,6 +188,7 @@ impl Worker<'_> {
                 range,
                 byte: None,
                 unreadable: None,
+                is_tampered: false,
             });
             self.halt.stop();
             return Ok(());

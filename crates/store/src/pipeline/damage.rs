@@ -13,6 +13,8 @@ pub(crate) struct Damage {
     pub(crate) byte: Option<u64>,
     /// Why the chunk could not be read, if it could not.
     pub(crate) unreadable: Option<String>,
+    /// Whether the chunk matches its digest, and does not open.
+    pub(crate) is_tampered: bool,
 }
 
 impl Damage {
@@ -23,6 +25,10 @@ impl Damage {
 
     /// Description of the damage.
     pub(crate) fn detail(&self) -> String {
+        if self.is_tampered {
+            return "the chunk that begins here is not the one that was sealed for this place"
+                .to_owned();
+        }
         match (&self.unreadable, self.byte) {
             (Some(reason), _) => format!("the bytes from here on cannot be read: {reason}"),
             (None, Some(_)) => "this byte is not the one that was written".to_owned(),

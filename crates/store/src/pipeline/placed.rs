@@ -1,6 +1,8 @@
 //! Items of a read plan with their memory: assigns windows to pieces, and reads, digests and copies
 //! there.
 
+mod sealed;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,6 +20,8 @@ use crate::plan::read::{Destination, Item, Owner, floor};
 struct Landing {
     range: Range<u64>,
     place: Place,
+    /// Bytes of a sealed file that are opened in their place already.
+    opened: Range<u64>,
 }
 
 enum Place {
@@ -102,6 +106,7 @@ impl PlacedItem {
                     landings.push(Landing {
                         range: piece.range,
                         place: Place::Direct { window, read },
+                        opened: 0..0,
                     });
                     continue;
                 }
@@ -121,6 +126,7 @@ impl PlacedItem {
             landings.push(Landing {
                 range: piece.range,
                 place,
+                opened: 0..0,
             });
         }
         let range = item.range;
@@ -298,6 +304,7 @@ impl PlacedItem {
                         range: chunk_start..chunk_end,
                         byte: byte.map(|byte| chunk_start + byte),
                         unreadable: None,
+                        is_tampered: false,
                     });
                 }
             }
@@ -317,6 +324,7 @@ impl PlacedItem {
             range: start..(start + CHUNK_BYTES).min(self.range.end),
             byte: None,
             unreadable: Some(reason.clone()),
+            is_tampered: false,
         };
         starts.map(chunk).collect()
     }
@@ -342,7 +350,10 @@ impl PlacedItem {
                 let bytes = (landing.range.end - landing.range.start) as usize;
                 let bytes = &staged[first..first + bytes];
                 let staged = (first_buf + *number, first);
-                copied += window.fill(&landing.range, bytes, staged, fills);
+                copied += match landing.opened.is_empty() {
+                    true => window.fill(&landing.range, bytes, staged, fills),
+                    false => window.fill_around(&landing.range, &landing.opened, bytes),
+                };
             }
         }
         if fills.bytes() > bytes_before {

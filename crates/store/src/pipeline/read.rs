@@ -12,6 +12,9 @@
 //! Bytes for devices go through staging. The device copies them itself, many extents per call: a
 //! worker continues, and takes buffers back when it needs some or has nothing else to do.
 //!
+//! Bytes of sealed files go through staging. Once a chunk matches its digest it is opened on the way
+//! to its place; one that does not open is tampering.
+//!
 //! Some storage completes reads during submission (tmpfs, the page cache). A worker that detects
 //! this keeps few operations in flight, so that the bytes are still in the processor's caches when
 //! they are digested and copied.
@@ -30,6 +33,7 @@ use penstock_io::transfer::WholeTransfers;
 
 use super::damage::Damage;
 use super::device_copies::DeviceCopies;
+use super::pages::Pages;
 use super::placed::{PlacedItem, untoken};
 use super::replica;
 use super::target::{Region, Rest, Target};
@@ -42,6 +46,7 @@ use crate::options::Settings;
 use crate::plan::read::{FileFacts, ReadPlan, Segment};
 use crate::progress::Progress;
 use crate::report::Run;
+use crate::seal::ShardOpener;
 
 /// How long a worker waits for a buffer of others before it looks after copies to devices again.
 const TURN: Duration = Duration::from_millis(5);
@@ -49,14 +54,13 @@ const TURN: Duration = Duration::from_millis(5);
 /// Approximate amount that a worker takes from the shared queue at a time.
 const TAKEN_BYTES: usize = 4 << 20;
 
-/// Approximate amount of memory populated at a time: two huge pages, a fraction of a millisecond.
-const POPULATED_BYTES: usize = 4 << 20;
-
 /// A file to read and the digests of its chunks; `None` if its digests are lost.
 pub(crate) struct Source<'a> {
     pub(crate) file: Arc<File>,
     pub(crate) bytes: u64,
     pub(crate) chunks: Option<&'a [Digest]>,
+    /// Opens the file's chunks, if it is sealed and is to be opened.
+    pub(crate) opener: Option<&'a ShardOpener>,
 }
 
 impl Source<'_> {
@@ -69,6 +73,7 @@ impl Source<'_> {
             offset_alignment: if self.file.is_direct() { PAGE_BYTES } else { 1 },
             memory_alignment: alignment.memory,
             is_elsewhere: self.file.is_elsewhere(),
+            is_sealed: self.opener.is_some(),
         }
     }
 }
@@ -193,45 +198,6 @@ fn prepare(
         ));
     }
     Ok((handles, queue))
-}
-
-/// New memory whose pages are populated while the device is busy: a page fault during submission
-/// would leave the device idle.
-struct Pages<'a> {
-    handles: &'a [MemoryHandle],
-    /// Segment and offset of the first byte that no worker has claimed.
-    next: Mutex<(usize, usize)>,
-}
-
-impl<'a> Pages<'a> {
-    fn of(handles: &'a [MemoryHandle]) -> Pages<'a> {
-        Pages {
-            handles,
-            next: Mutex::new((0, 0)),
-        }
-    }
-
-    /// Populates some pages; returns false if none are left.
-    fn populate_next(&self) -> bool {
-        let mut next = self.next.lock().expect("no worker panics with the lock");
-        let (segment, start) = *next;
-        let Some(handle) = self.handles.get(segment) else {
-            return false;
-        };
-        // Cut at huge page boundaries, so that no two workers make the kernel clear the same one.
-        let address = handle.address() + start;
-        let step = (address + 1).next_multiple_of(POPULATED_BYTES) - address;
-        let end = (start + step).min(handle.len());
-        *next = if end == handle.len() {
-            (segment + 1, 0)
-        } else {
-            (segment, end)
-        };
-        drop(next);
-        let _span = trace::span("populate");
-        handle.populate(start..end);
-        true
-    }
 }
 
 #[derive(Default)]
@@ -490,7 +456,9 @@ impl<'a> Worker<'a> {
     fn finish(&mut self, mut item: PlacedItem) -> Result<()> {
         item.place_reread();
         let source = &self.sources[item.file];
-        let is_verified = self.settings.verify || self.on_damage != OnDamage::Stop;
+        // Without a digest, a sealed chunk that is damaged looks like one that was tampered with:
+        // the second read is compared.
+        let is_verified = self.settings.verify || self.on_damage != OnDamage::Stop || item.retried;
         let span = trace::span("digest");
         let mut damaged = item.damage(source.chunks.filter(|_| is_verified));
         drop(span);
@@ -508,6 +476,26 @@ impl<'a> Worker<'a> {
             }
             self.tally.damage.extend_from_slice(&damaged);
             if self.on_damage == OnDamage::Stop {
+                self.halt.stop();
+                return Ok(());
+            }
+        }
+        if let (Some(opener), true) = (source.opener, damaged.is_empty()) {
+            let span = trace::span("open sealed");
+            let opened = item.open(opener);
+            drop(span);
+            if let Err(range) = opened {
+                if !is_verified {
+                    item.retry(&source.file);
+                    return self.start(item);
+                }
+                self.tally.damage.push(Damage {
+                    file: item.file,
+                    range,
+                    byte: None,
+                    unreadable: None,
+                    is_tampered: true,
+                });
                 self.halt.stop();
                 return Ok(());
             }

@@ -120,6 +120,7 @@ impl Sender<'_> {
                 range,
                 byte: None,
                 unreadable: None,
+                is_tampered: false,
             }),
         })
     }

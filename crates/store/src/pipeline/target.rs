@@ -188,6 +188,32 @@ impl Window {
     }
 }
 
+impl Window {
+    /// Copies the bytes of the piece as [`fill`](Window::fill) does, except for those in `opened`,
+    /// which are in their place.
+    ///
+    /// # Panics
+    /// If the window is scattered.
+    pub(super) fn fill_around(
+        &mut self,
+        range: &Range<u64>,
+        opened: &Range<u64>,
+        bytes: &[u8],
+    ) -> u64 {
+        let Window::Plain(window) = self else {
+            unreachable!("only a plain window is opened into")
+        };
+        let window = window.as_mut_slice();
+        let (before, after) = (
+            (opened.start - range.start) as usize,
+            (opened.end - range.start) as usize,
+        );
+        window[..before].copy_from_slice(&bytes[..before]);
+        window[after..].copy_from_slice(&bytes[after..]);
+        range.end - range.start
+    }
+}
+
 /// Final memory that is assigned to pieces from front to back.
 pub(super) struct Region {
     /// The file offset of the first byte of `rest`. The first piece starts where the target does,

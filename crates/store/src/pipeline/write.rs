@@ -1,7 +1,8 @@
 //! Saving: extents are filled from the tensors, digested in the staging buffer, and written.
 //!
 //! The copy into the buffer is the only one (see `super::staging_queue`). The worker that writes the buffer
-//! digests it there. While the queue is full, the worker fills some more extents, so that a device
+//! digests it there; in a sealed save it seals each chunk in place before, while the chunk is in a
+//! cache. While the queue is full, the worker fills some more extents, so that a device
 //! that completes many requests at once receives the next ones immediately. Few of them, since
 //! recently used staging memory is still in a cache. Device copies run in the background, so more
 //! of those are requested ahead.
@@ -23,25 +24,34 @@ use crate::options::Settings;
 use crate::plan::write::WritePlan;
 use crate::progress::Progress;
 use crate::report::Run;
+use crate::seal::{ShardSealer, Tag};
 
 /// Minimum number of extents that a device copies for a worker at once: with only one, the worker
 /// would wait.
 const FROM_DEVICE_MIN: usize = 8;
 
-/// The extents that one worker digested, by number, with the digests of their chunks.
-type Digested = Vec<(u64, Vec<Digest>)>;
+/// The extents that one worker digested, by number, with the digests and the tags of their chunks.
+type Digested = Vec<(u64, Vec<Digest>, Vec<Tag>)>;
 
-/// Writes every extent of the plan and returns the chunk digests of each shard.
+/// The digest of each chunk of a shard, and the tag of each if it is sealed.
+#[derive(Clone, Debug)]
+pub(crate) struct WrittenChunks {
+    pub(crate) digests: Vec<Digest>,
+    pub(crate) tags: Vec<Tag>,
+}
+
+/// Writes every extent of the plan, sealed if there are sealers, one for each shard.
 ///
 /// Direct files are written up to a multiple of a page; the caller truncates them.
 pub(crate) fn write(
     plan: &WritePlan,
     staging_queue: &StagingQueue,
     files: &[Arc<File>],
+    sealers: &[ShardSealer],
     settings: &Settings,
     progress: &Progress,
     run: &mut Run,
-) -> Result<Vec<Vec<Digest>>> {
+) -> Result<Vec<WrittenChunks>> {
     let workers = (settings.io_threads as u64).min(plan.extents()) as usize;
     let work = |halt: &Halt<'_>| {
         let _row = trace::enter(Role::Writer);
@@ -53,6 +63,7 @@ pub(crate) fn write(
             plan,
             staging_queue,
             files,
+            sealers,
             settings,
             halt,
             engine: open_engine(settings, &mut run)?,
@@ -64,19 +75,27 @@ pub(crate) fn write(
         worker.run()?;
         Ok((run, worker.digested))
     };
-    let mut chunks: Vec<Vec<Digest>> = plan
-        .shards
-        .iter()
-        .map(|shard| vec![Digest::EMPTY; shard.bytes.div_ceil(CHUNK_BYTES) as usize])
-        .collect();
+    let empty = |bytes: u64| {
+        let chunks = bytes.div_ceil(CHUNK_BYTES) as usize;
+        WrittenChunks {
+            digests: vec![Digest::EMPTY; chunks],
+            tags: vec![[0; 16]; if sealers.is_empty() { 0 } else { chunks }],
+        }
+    };
+    let shards = plan.shards.iter();
+    let mut chunks: Vec<_> = shards.map(|shard| empty(shard.bytes)).collect();
     let mut written = 0;
     for (worker_run, digested) in run_workers(workers, progress, work)? {
         run.merge(worker_run);
         written += digested.len() as u64;
-        for (number, digests) in digested {
+        for (number, digests, tags) in digested {
             let extent = plan.extent(number);
             let first = (extent.range.start / CHUNK_BYTES) as usize;
-            chunks[extent.shard][first..first + digests.len()].copy_from_slice(&digests);
+            let chunks = &mut chunks[extent.shard];
+            chunks.digests[first..first + digests.len()].copy_from_slice(&digests);
+            if !tags.is_empty() {
+                chunks.tags[first..first + tags.len()].copy_from_slice(&tags);
+            }
         }
     }
     assert_eq!(written, plan.extents(), "every extent is written once");
@@ -87,6 +106,8 @@ struct Worker<'a> {
     plan: &'a WritePlan,
     staging_queue: &'a StagingQueue,
     files: &'a [Arc<File>],
+    /// One for each shard of a sealed save; empty in a clear one.
+    sealers: &'a [ShardSealer],
     settings: &'a Settings,
     halt: &'a Halt<'a>,
     engine: penstock_io::transfer::WholeTransfers,
@@ -151,22 +172,29 @@ impl Worker<'_> {
     /// Waits for the next extent, and digests it.
     fn digest_next(&mut self) -> Result<()> {
         if let Some(Filled { number, buf }) = self.device_to_host.pop_front() {
-            self.digest(number, buf.wait()?);
+            self.digest(number, buf.wait()?)?;
         }
         Ok(())
     }
 
-    fn digest(&mut self, number: u64, buf: IoBuf) {
+    fn digest(&mut self, number: u64, mut buf: IoBuf) -> Result<()> {
         let _span = trace::span("digest");
         let extent = self.plan.extent(number);
         let bytes = extent.bytes();
-        let digests = digest_chunks(&buf.as_slice()[..bytes]);
+        let (digests, tags) = match self.sealers.get(extent.shard) {
+            None => (digest_chunks(&buf.as_slice()[..bytes]), Vec::new()),
+            Some(sealer) => {
+                let first = extent.range.start / CHUNK_BYTES;
+                seal_chunks(sealer, first, &mut buf.as_mut_slice()[..bytes])?
+            }
+        };
         let file = &self.files[extent.shard];
         file.expect(extent.range.start, || {
             Digest::of_chunks(&digests, bytes as u64).0
         });
-        self.digested.push((number, digests));
+        self.digested.push((number, digests, tags));
         self.filled.push_back((number, buf));
+        Ok(())
     }
 
     fn submit_filled(&mut self) {
@@ -204,6 +232,21 @@ impl Worker<'_> {
         }
         Ok(found)
     }
+}
+
+/// Seals chunks in place, from number `first` on, and digests each as it is stored.
+fn seal_chunks(
+    sealer: &ShardSealer,
+    first: u64,
+    bytes: &mut [u8],
+) -> Result<(Vec<Digest>, Vec<Tag>)> {
+    let chunks = bytes.len().div_ceil(CHUNK_BYTES as usize);
+    let (mut digests, mut tags) = (Vec::with_capacity(chunks), Vec::with_capacity(chunks));
+    for (index, chunk) in (first..).zip(bytes.chunks_mut(CHUNK_BYTES as usize)) {
+        tags.push(sealer.seal(index, chunk)?);
+        digests.push(Digest::of(chunk));
+    }
+    Ok((digests, tags))
 }
 
 fn digest_chunks(bytes: &[u8]) -> Vec<Digest> {

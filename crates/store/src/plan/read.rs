@@ -139,6 +139,7 @@ mod tests {
         offset_alignment: PAGE_BYTES,
         memory_alignment: 512,
         is_elsewhere: false,
+        is_sealed: false,
     };
 
     fn facts(bytes: u64) -> FileFacts {
@@ -243,7 +244,7 @@ mod tests {
         fn every_requested_byte_has_one_place(
             lengths in prop::collection::vec((0u64..3 << 20, 0u64..200_000, 0..3), 1..12),
             cover_all in any::<bool>(),
-            way in 0..3,
+            way in 0..4,
         ) {
             let mut at = 4096;
             let mut requests = Vec::new();
@@ -261,6 +262,7 @@ mod tests {
                 let is_elsewhere = way == 2;
                 file = FileFacts { offset_alignment: 1, memory_alignment: 1, is_elsewhere, ..file };
             }
+            file.is_sealed = way == 3;
             let plan = plan(&[file], &requests, cover_all, EXTENT_BYTES);
             let mut landed = vec![0; requests.len()];
             let mut end = 0;
@@ -272,6 +274,8 @@ mod tests {
                 end = item.range.end;
                 let mut at = item.range.start;
                 let mut staged = 0;
+                let is_direct = |piece: &FileRange| matches!(piece.to, Destination::Direct(_));
+                prop_assert!(!file.is_sealed || !item.pieces.iter().any(is_direct));
                 for piece in &item.pieces {
                     prop_assert_eq!(piece.range.start, at);
                     prop_assert!(piece.range.end > at);

@@ -11,6 +11,7 @@ use crate::format::dtype::{self, Carrier};
 use crate::format::header::HeaderTensor;
 use crate::format::part::{Stored, TensorBox, TensorEntry};
 use crate::format::shard::{self, PAGE_BYTES};
+use crate::seal::DECOY;
 
 /// Limit on a shard's header. The safetensors library reads up to 100 MB.
 const HEADER_BYTES_MAX: u64 = 64 << 20;
@@ -176,16 +177,7 @@ pub fn plan(tensors: &[TensorSpec], shard_bytes: u64, extent_bytes: u64) -> Resu
         shards.push(plan_shard(members, tensors));
         rest = others;
     }
-    let mut first_extents = vec![0];
-    for shard in &shards {
-        first_extents
-            .push(first_extents[first_extents.len() - 1] + shard.bytes.div_ceil(extent_bytes));
-    }
-    Ok(WritePlan {
-        shards,
-        extent_bytes,
-        first_extents,
-    })
+    Ok(WritePlan::of(shards, extent_bytes))
 }
 
 /// Whole pages first, then cache lines, then the rest by falling element size.
@@ -285,6 +277,47 @@ fn plan_shard(members: &[Candidate], tensors: &[TensorSpec]) -> ShardPlan {
 }
 
 impl WritePlan {
+    fn of(shards: Vec<ShardPlan>, extent_bytes: u64) -> WritePlan {
+        let mut first_extents = vec![0];
+        for shard in &shards {
+            first_extents
+                .push(first_extents[first_extents.len() - 1] + shard.bytes.div_ceil(extent_bytes));
+        }
+        WritePlan {
+            shards,
+            extent_bytes,
+            first_extents,
+        }
+    }
+
+    /// The plan with headers that say nothing of the tensors: each shows one of the shard's size.
+    #[must_use]
+    pub fn sealed(self) -> WritePlan {
+        let seal = |shard: ShardPlan| {
+            let header_bytes = shard.header.len() as u64;
+            let data_bytes = shard.bytes - header_bytes;
+            let decoy = HeaderTensor {
+                dtype: "U8".to_owned(),
+                shape: vec![data_bytes],
+                data_offsets: (0, data_bytes),
+            };
+            let header = shard::encode_header([(DECOY, decoy)].into_iter());
+            let first = header.len() as u64;
+            let starts = shard
+                .starts
+                .iter()
+                .map(|start| start - header_bytes + first);
+            ShardPlan {
+                starts: starts.collect(),
+                bytes: first + data_bytes,
+                tensors: shard.tensors,
+                header,
+            }
+        };
+        let shards = self.shards.into_iter().map(seal).collect();
+        WritePlan::of(shards, self.extent_bytes)
+    }
+
     /// Number of extents in all shards.
     pub fn extents(&self) -> u64 {
         self.first_extents[self.first_extents.len() - 1]
@@ -432,13 +465,17 @@ mod tests {
         fn extents_cover_every_file_and_pieces_every_extent(
             sizes in prop::collection::vec(0u64..20_000, 0..40),
             shard_bytes in 1u64..100_000,
+            is_sealed in any::<bool>(),
         ) {
             let tensors: Vec<_> = sizes
                 .iter()
                 .enumerate()
                 .map(|(index, &bytes)| bytes_tensor(&index.to_string(), bytes))
                 .collect();
-            let plan = plan(&tensors, shard_bytes, 4096).unwrap();
+            let mut plan = plan(&tensors, shard_bytes, 4096).unwrap();
+            if is_sealed {
+                plan = plan.sealed();
+            }
             let mut files: Vec<u64> = vec![0; plan.shards.len()];
             let mut copied: Vec<u64> = vec![0; tensors.len()];
             for number in 0..plan.extents() {

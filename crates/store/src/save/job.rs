@@ -23,18 +23,18 @@ use serde_json::value::RawValue;
 use super::arena::Arena;
 use super::eager_copy::{bytes_of, device, hold, replace_by_copies, replace_by_snapshots, small};
 use super::linked::Links;
-use super::planned::PlannedWrite;
+use super::planned::{PlannedWrite, WrittenShard};
 use super::state::SaveState;
 use super::written::{Stopwatch, Written};
 use crate::commit::Attempt;
 use crate::error::{Error, Result};
-use crate::format::digest::Digest;
 use crate::format::part::Missing;
 use crate::options::{Options, STAGING_BYTES};
 use crate::pipeline;
 use crate::pipeline::staging_queue::StagingQueue;
 use crate::progress::Progress;
 use crate::report::{FallbackKind, Run};
+use crate::seal::{Block, draw_salt};
 
 /// Limit on staging threads: more do not speed up memory, and the caller has other work for them.
 const STAGE_THREADS_MAX: usize = 4;
@@ -317,7 +317,8 @@ impl Job {
             planned: Arc::clone(&self.planned),
             id: attempt.id().to_owned(),
             rank,
-            chunks: Vec::new(),
+            shards: Vec::new(),
+            salt: None,
             links: Links::default(),
             run: Run::default(),
             free_bytes: attempt.files().free_bytes(attempt.path()),
@@ -354,9 +355,16 @@ impl Job {
         let linked = &self.planned.linked;
         shards.links = linked.link(&names, attempt, &shard_files, run)?;
         let files = self.planned.create_shards(attempt, shards.rank, run)?;
-        shards.chunks = self.while_copying_ahead(|| {
-            pipeline::write::write(plan, &self.staging_queue, &files, settings, progress, run)
+        if attempt.sealing().is_some() {
+            shards.salt = Some(draw_salt(attempt.path())?);
+        }
+        let salt = shards.salt.unwrap_or(Block([0; 32]));
+        let sealers = self.planned.sealers(attempt, shards.rank, &salt);
+        let chunks = self.while_copying_ahead(|| {
+            let queue = &self.staging_queue;
+            pipeline::write::write(plan, queue, &files, &sealers, settings, progress, run)
         })?;
+        shards.shards = WrittenShard::all(chunks, &sealers);
         // The thread that copied last may still be checking for changes.
         self.staging_queue.wait(None);
         if let Some(reason) = settings.pool.unpinned() {
@@ -457,7 +465,9 @@ pub struct Shards {
     /// The attempt that they belong to.
     id: String,
     rank: u32,
-    chunks: Vec<Vec<Digest>>,
+    shards: Vec<WrittenShard>,
+    /// The salt of a sealed part.
+    salt: Option<Block>,
     links: Links,
     run: Run,
     /// Free space on the device before they were written.
@@ -481,8 +491,9 @@ impl Shards {
             attempt.id(),
             "shards are described in their attempt"
         );
-        let chunks = std::mem::take(&mut self.chunks);
-        let part = self.planned.write_part(attempt, self.rank, chunks, tree);
+        let shards = std::mem::take(&mut self.shards);
+        let (rank, salt) = (self.rank, self.salt);
+        let part = self.planned.write_part(attempt, rank, shards, salt, tree);
         let part = part.map_err(|error| self.with_room(error))?;
         let Shards {
             planned,

@@ -185,6 +185,7 @@ impl LinkedFile {
             digest: Digest::of_chunks(&self.chunks, self.bytes),
             chunk_bytes: CHUNK_BYTES,
             chunks: self.chunks.clone(),
+            sealed: None,
         }
     }
 

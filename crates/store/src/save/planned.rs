@@ -19,11 +19,13 @@ use crate::error::{Error, Result};
 use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::format::manifest::PartEntry;
 use crate::format::name;
-use crate::format::part::{self, Alias, FileEntry, Missing, Part};
+use crate::format::part::{self, Alias, FileEntry, Missing, Part, SealedFile};
 use crate::options::{Options, Settings};
+use crate::pipeline::write::WrittenChunks;
 use crate::plan::reshard::GlobalTensors;
-use crate::plan::write::{Grouped, TensorSpec, WritePlan, plan};
+use crate::plan::write::{Grouped, ShardPlan, TensorSpec, WritePlan, plan};
 use crate::report::{Run, Transport};
+use crate::seal::{Block, Sha256, ShardPlace, ShardSealer, Tags};
 
 /// A state without its bytes, and the plan for writing those.
 pub(super) struct PlannedWrite {
@@ -34,6 +36,8 @@ pub(super) struct PlannedWrite {
     tree: Box<RawValue>,
     missing: Vec<Missing>,
     device_bytes: u64,
+    /// Whether the attempt has a key.
+    is_sealed: bool,
     pub(super) plan: Arc<WritePlan>,
     pub(super) settings: Settings,
     pub(super) file_system: Arc<dyn FileSystem>,
@@ -50,6 +54,9 @@ impl PlannedWrite {
     ) -> Result<(PlannedWrite, Vec<Region>)> {
         check_names(&state)?;
         state.linked.check()?;
+        if options.is_sealed {
+            check_sealable(&state, path)?;
+        }
         let holders = std::mem::take(&mut state.linked.holders);
         let of_devices = state
             .sources
@@ -58,11 +65,14 @@ impl PlannedWrite {
         let device_bytes = of_devices.map(Region::len).sum();
         let bytes = state.sources.iter().map(Region::len);
         let settings = options.choose(path, bytes.sum());
-        let plan = plan(
+        let mut plan = plan(
             &state.tensors,
             settings.shard_bytes,
             settings.extent_bytes as u64,
         )?;
+        if options.is_sealed {
+            plan = plan.sealed();
+        }
         let planned = PlannedWrite {
             tensors: state.tensors,
             linked: state.linked,
@@ -71,6 +81,7 @@ impl PlannedWrite {
             tree: state.tree,
             missing,
             device_bytes,
+            is_sealed: options.is_sealed,
             plan: Arc::new(plan),
             settings,
             file_system: Arc::clone(&options.file_system),
@@ -113,6 +124,35 @@ impl PlannedWrite {
         Ok(files)
     }
 
+    /// The sealers of the shards, with the salt of their part; none of a clear attempt.
+    ///
+    /// # Panics
+    /// If the plan and the attempt differ in whether they are sealed.
+    pub(super) fn sealers(&self, attempt: &Attempt, rank: u32, salt: &Block) -> Vec<ShardSealer> {
+        let sealing = attempt.sealing();
+        assert_eq!(
+            self.is_sealed,
+            sealing.is_some(),
+            "a sealed save is planned as one"
+        );
+        let Some(sealing) = sealing else {
+            return Vec::new();
+        };
+        let shards = (0..).zip(&self.plan.shards);
+        let sealer = |(number, shard): (u32, &ShardPlan)| {
+            let place = ShardPlace {
+                id: attempt.id(),
+                rank,
+                number,
+                file_bytes: shard.bytes,
+                header_bytes: shard.header.len() as u64,
+                chunk_bytes: CHUNK_BYTES,
+            };
+            ShardSealer::new(sealing, salt, &place)
+        };
+        shards.map(sealer).collect()
+    }
+
     /// The names of linked files in a checkpoint, numbered after the other shards.
     pub(super) fn linked_names(&self, rank: u32, id: &str) -> Vec<String> {
         let first = self.plan.shards.len();
@@ -133,12 +173,16 @@ impl PlannedWrite {
         &self,
         attempt: &mut Attempt,
         rank: u32,
-        chunks: Vec<Vec<Digest>>,
+        shards: Vec<WrittenShard>,
+        salt: Option<Block>,
         tree: Option<Box<RawValue>>,
     ) -> Result<PartEntry> {
-        let part = self.part(chunks, rank, attempt.id(), tree);
+        let mut part = self.part(shards, rank, attempt.id(), tree);
         part.check().map_err(unreadable)?;
         GlobalTensors::new(&part.tensors).map_err(|conflict| unreadable(conflict.to_string()))?;
+        if let (Some(sealing), Some(salt)) = (attempt.sealing(), salt) {
+            part.seal(sealing, salt);
+        }
         let mut text = serde_json::to_vec(&part).expect("a part always serialises");
         text.push(b'\n');
         attempt.write_part(rank, &text)?;
@@ -147,27 +191,34 @@ impl PlannedWrite {
             file: name::part_file(rank, attempt.id()),
             bytes: text.len() as u64,
             digest: Digest::of(&text),
+            sha256: self.is_sealed.then(|| Sha256::of(&text)),
         })
     }
 
     fn part(
         &self,
-        chunks: Vec<Vec<Digest>>,
+        shards: Vec<WrittenShard>,
         rank: u32,
         id: &str,
         tree: Option<Box<RawValue>>,
     ) -> Part {
-        let written = |(index, chunks): (usize, Vec<Digest>)| {
-            let bytes = self.plan.shards[index].bytes;
+        let written = |(index, shard): (usize, WrittenShard)| {
+            let planned = &self.plan.shards[index];
+            let WrittenChunks { digests, tags } = shard.chunks;
             FileEntry {
                 name: name::shard_file(rank, index, id),
-                bytes,
-                digest: Digest::of_chunks(&chunks, bytes),
+                bytes: planned.bytes,
+                digest: Digest::of_chunks(&digests, planned.bytes),
                 chunk_bytes: CHUNK_BYTES,
-                chunks,
+                chunks: digests,
+                sealed: shard.commitment.map(|commitment| SealedFile {
+                    header_bytes: planned.header.len() as u64,
+                    commitment,
+                    tags: Tags(tags),
+                }),
             }
         };
-        let mut files: Vec<_> = chunks.into_iter().enumerate().map(written).collect();
+        let mut files: Vec<_> = shards.into_iter().enumerate().map(written).collect();
         let mut tensors = self.plan.entries(&self.tensors);
         tensors.extend(self.linked.entries(files.len()));
         let names = self.linked_names(rank, id).into_iter();
@@ -186,6 +237,7 @@ impl PlannedWrite {
             aliases: self.aliases.clone(),
             tree: tree.unwrap_or_else(|| self.tree.clone()),
             missing: self.missing.clone(),
+            sealed: None,
         }
     }
 
@@ -212,6 +264,41 @@ impl PlannedWrite {
             phases,
         }
     }
+}
+
+/// A shard whose bytes are written.
+pub(super) struct WrittenShard {
+    pub(super) chunks: WrittenChunks,
+    /// Binds a sealed shard to its key.
+    pub(super) commitment: Option<Block>,
+}
+
+impl WrittenShard {
+    /// The written shards, with their sealers if they are sealed.
+    pub(super) fn all(chunks: Vec<WrittenChunks>, sealers: &[ShardSealer]) -> Vec<WrittenShard> {
+        let commitments = sealers.iter().map(|sealer| Some(sealer.commitment()));
+        let commitments = commitments.chain(std::iter::repeat(None));
+        chunks
+            .into_iter()
+            .zip(commitments)
+            .map(|(chunks, commitment)| WrittenShard { chunks, commitment })
+            .collect()
+    }
+}
+
+/// Refuses what would stay clear in a sealed checkpoint.
+fn check_sealable(state: &SaveState, path: &Path) -> Result<()> {
+    let detail = if !state.linked.files.is_empty() {
+        "tensors in files are linked as they are: a sealed save cannot hold them"
+    } else if state.tensors.iter().any(|tensor| tensor.group.is_some()) {
+        "groups are for readers of models, which cannot open a sealed checkpoint"
+    } else {
+        return Ok(());
+    };
+    Err(Error::CannotSeal {
+        path: path.to_owned(),
+        detail: detail.to_owned(),
+    })
 }
 
 /// Checks names: users select tensors by name later, so each must be unambiguous.

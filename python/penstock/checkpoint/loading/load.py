@@ -25,6 +25,7 @@ from penstock.common.progress import shown
 from penstock.common.tracing import call, span
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
 from penstock.reports import LoadReport
+from penstock.sealing.unsealing import CLEAR, Unsealing
 from penstock.tensors.arguments import check_device, check_rank, to_native
 from penstock.tensors.gc_paused import gc_paused
 
@@ -67,6 +68,7 @@ class LoadRequest:
         is_strict: Whether a `Training` and the checkpoint must have the same parts.
         is_plain: Whether values of classes are returned as their stored members.
         replica: Another copy of the checkpoint, from which damaged chunks are read.
+        unsealing: How a sealed checkpoint is opened, and whether a clear one is refused.
     """
 
     into: Any = None
@@ -79,6 +81,7 @@ class LoadRequest:
     is_strict: bool = True
     is_plain: bool = False
     replica: str | None = None
+    unsealing: Unsealing = CLEAR
 
 
 def read(
@@ -188,7 +191,7 @@ class _Reading:
     def run(self) -> Loaded:
         """Loads the checkpoint."""
         began = time.perf_counter()
-        source = OpenCheckpoint(self._path, self._opened)
+        source = OpenCheckpoint(self._path, self._opened, self._request.unsealing)
         checkpoint = source.native
         try:
             with span("plan"), source.reading():

@@ -18,6 +18,7 @@ from penstock.checkpoint.state.tree.tree import part_name
 from penstock.checkpoint.view.partial import loadable
 from penstock.checkpoint.view.view import view
 from penstock.common.file_names import rank_of
+from penstock.sealing.unsealing import CLEAR, Unsealing
 from penstock.tensors.native_rows import Fill, TensorTarget
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class OpenCheckpoint:
     Args:
         path: The checkpoint's directory.
         native: The native checkpoint, if it is already open; for this package.
+        unsealing: How a sealed checkpoint is opened; for this package.
 
     Attributes:
         path: The checkpoint's directory.
@@ -88,13 +90,20 @@ class OpenCheckpoint:
         CheckpointNotFoundError: Nothing is stored at the path.
         IncompleteCheckpointError: The save there never finished.
         CorruptCheckpointError: The checkpoint is damaged, or not a Penstock checkpoint.
+        SealedError: The checkpoint is sealed.
     """
 
-    def __init__(self, path: str, native: _native.Checkpoint | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        native: _native.Checkpoint | None = None,
+        unsealing: Unsealing = CLEAR,
+    ) -> None:
         self.path = path
-        if native is None:
+        # A checkpoint that was opened while steps were listed is not unsealed.
+        if native is None or native.is_closed or unsealing.is_demanded:
             with describing_contents(path):
-                native = _native.open(path)
+                native = unsealing.open(path)
         self.native = native
         self._seen: View | None = None
         try:

@@ -38,10 +38,11 @@ from penstock.errors import PenstockError, RankError, SaveCancelledError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from penstock import _native
     from penstock.checkpoint.ranks.mailbox import Mailbox
     from penstock.checkpoint.ranks.node_ranks import Neighbours
 
-_VOTE = struct.Struct("<QQQQ?")
+_VOTE = struct.Struct("<QQQQ?64s")
 """The fields of a `Vote`."""
 
 _COMMIT_SECONDS = 10
@@ -68,6 +69,7 @@ class Vote(NamedTuple):
         balance: Its sum; see `penstock.checkpoint.layout.sharding.Balance`.
         written_bytes: Bytes of all files that it has written.
         has_pieces: Whether it gives pieces of tensors without a mesh.
+        part_sha256: SHA-256 of its part as hexadecimal digits, in a sealed save.
     """
 
     part_bytes: int
@@ -75,6 +77,15 @@ class Vote(NamedTuple):
     balance: int
     written_bytes: int
     has_pieces: bool
+    part_sha256: str = ""
+
+
+def _unpacked(text: str) -> Vote:
+    """Returns the vote of a message."""
+    *numbers, digits = _VOTE.unpack(b64decode(text))
+    part_bytes, part_digest, balance, written_bytes, has_pieces = numbers
+    sha256 = digits.rstrip(b"\0").decode()
+    return Vote(part_bytes, part_digest, balance, written_bytes, has_pieces, sha256)
 
 
 class Round(Exchange):
@@ -208,9 +219,9 @@ class Round(Exchange):
             return
         names = ["round", "left", "asking", "classes", "sums", "begun", "busy", "full"]
         names += ["outcome", "reason", "plains", "sets", "votes", "answers"]
-        names += ["reminded", "doubt", "accounts", "told"]
+        names += ["reminded", "doubt", "accounts", "told", "offers", "offered"]
         if "error" in (self.over() or ()):
-            kinds = ("come", "plain", "set", "vote", "answer", "account")
+            kinds = ("come", "plain", "set", "vote", "answer", "account", "offer", "key")
             names += [f"{kind}/{rank}" for kind in kinds for rank in range(self.size)]
         self._delete(names)
 
@@ -301,15 +312,28 @@ class Round(Exchange):
         """Votes for the save; replicated tensors are published if the votes do not balance."""
         self._has_voted = True
         self._copies = copies
-        self._put_own("vote", b64encode(_VOTE.pack(*vote)).decode())
+        packed = _VOTE.pack(*vote[:-1], vote.part_sha256.encode())
+        self._put_own("vote", b64encode(packed).decode())
         if self._count("votes") == self.size:
             self._post("full", {})
 
     # Actions of the coordinator.
 
-    def post_begun(self, attempt_id: str) -> None:
-        """Tells the other ranks that the save has begun."""
-        self._post("begun", {"id": attempt_id, "number": self.proposal})
+    def post_begun(self, attempt_id: str, *, is_sealed: bool = False) -> None:
+        """Tells the other ranks that the save has begun, and whether it is sealed."""
+        begun = {"id": attempt_id, "number": self.proposal, "is_sealed": is_sealed}
+        self._post("begun", begun)
+
+    def hand_out_key(self, key: _native.AttemptKey) -> None:
+        """Gives every other rank the key of a sealed save, wrapped for the key that it offered."""
+        self.offer_key("")
+        self._await("offered", "offered a key for a sealed save", "offer")
+        wraps = key.wraps()
+        for rank, recipient in enumerate(self._read_all("offer")):
+            if recipient:
+                message = json.dumps([key.wrap_for(recipient), wraps])
+                self._own.append(f"key/{rank}")
+                self._mailbox.put(self._name(f"key/{rank}"), message)
 
     def count_votes(self, own: Vote, copies: Sequence[Copy] = ()) -> list[Vote]:
         """Waits for the votes of all ranks, this one's included; returns them in order."""
@@ -318,7 +342,7 @@ class Round(Exchange):
         reason = self._message("reason")
         if reason is not None:
             raise self.error_of(reason)
-        return [Vote(*_VOTE.unpack(b64decode(text))) for text in self._read_all("vote")]
+        return [_unpacked(text) for text in self._read_all("vote")]
 
     def collect_copies(self) -> Iterator[list[Copy]]:
         """Asks every rank for its copies; yields those of each rank, in order."""
@@ -355,9 +379,31 @@ class Round(Exchange):
         is_busy: bool = self._await("busy", "come to save", None)["is_busy"]
         return is_busy
 
-    def wait_begun(self) -> str:
-        """Waits for the coordinator to begin the save; returns the id of the attempt to join."""
+    def offer_key(self, recipient: str) -> None:
+        """Offers a public key of this rank, for which the coordinator wraps the save's key."""
+        self._put_own("offer", recipient)
+        if self._count("offers") == self.size:
+            self._post("offered", {})
+
+    def receive_key(self) -> tuple[str, str]:
+        """Returns the key of the save wrapped for this rank, and the wraps of the checkpoint."""
+        (text,) = self._read([f"key/{self.rank}"])
+        wrapped, wraps = json.loads(text)
+        return wrapped, wraps
+
+    def wait_begun(self, *, is_sealed: bool = False) -> str:
+        """Waits for the coordinator to begin the save; returns the id of the attempt to join.
+
+        Raises:
+            RankError: The coordinator seals the save and this rank does not, or the reverse.
+        """
         begun = self._await("begun", "begun the save", None)
+        if begun["is_sealed"] != is_sealed:
+            raise RankError(
+                f"{self.label}: rank 0 and rank {self.rank} differ in sealing=: every rank has to "
+                "pass it, or none; nothing was done",
+                rank=self.rank,
+            )
         self.proposal = begun["number"]
         attempt_id: str = begun["id"]
         return attempt_id

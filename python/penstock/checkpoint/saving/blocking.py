@@ -49,6 +49,7 @@ def _save_single(
 ) -> SaveReport:
     """Saves in one call of the native module, which copies no tensor before it is written."""
     flat, grouped, captured = capture(destination, state, began=time.perf_counter())
+    key = destination.draw_key()
     destination.make_way()
     with shown(progress, "saving") as update:
         written = _native.save(
@@ -63,6 +64,7 @@ def _save_single(
             overwrite=destination.overwrite,
             files=list(destination.files),
             index=captured.index,
+            sealing=key,
             options=options,
             progress=update,
         )

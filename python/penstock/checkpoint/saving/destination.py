@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock import _native
 from penstock.checkpoint.saving.groups import (
@@ -15,16 +15,21 @@ from penstock.checkpoint.saving.groups import (
     read_files,
 )
 from penstock.common.found import is_there
-from penstock.common.paths import absolute
+from penstock.common.paths import absolute, of_bucket
 from penstock.common.warn import warn
-from penstock.errors import StorageError
+from penstock.errors import CannotSealError, StorageError
 from penstock.reports import Fallback
+from penstock.sealing.sealing import Sealing
 from penstock.tensors.arguments import check_step, encode_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.checkpoint.saving.groups import Files
+
+
+Part: TypeAlias = "tuple[int, str, int, int] | tuple[int, str, int, int, str]"
+"""A rank, its part's file, size and digest, and in a sealed save its SHA-256."""
 
 
 class Committed(NamedTuple):
@@ -53,6 +58,7 @@ class Destination:
         store: The store that contains the step, if any; a damaged step there is quarantined.
         groups: The groups of tensors that are stored in separate shards.
         files: Small files stored with the checkpoint, by name.
+        sealing: For whom the checkpoint is sealed; None for a clear one.
     """
 
     path: str
@@ -62,6 +68,7 @@ class Destination:
     store: _native.Store | None = None
     groups: Groups = NO_GROUPS
     files: Sequence[tuple[str, bytes]] = ()
+    sealing: Sealing | None = None
 
     @classmethod
     def of(
@@ -74,6 +81,7 @@ class Destination:
         groups: Mapping[str, str] | None,
         files: Files | None,
         store: _native.Store | None = None,
+        sealing: Sealing | None = None,
     ) -> Destination:
         """Checks the arguments of a caller's save; see `penstock.save`."""
         return cls(
@@ -84,6 +92,7 @@ class Destination:
             store=store,
             groups=Groups.check(groups),
             files=read_files(files),
+            sealing=sealing,
         )
 
     @property
@@ -94,6 +103,32 @@ class Destination:
 
     def __post_init__(self) -> None:
         check_no_index(self.groups, self.files)
+        if self.sealing is not None:
+            self._check_sealing(self.sealing)
+
+    def _check_sealing(self, sealing: object) -> None:
+        """Refuses what a sealed checkpoint cannot hold, before anything is written."""
+        if not isinstance(sealing, Sealing):
+            raise TypeError(f"sealing: must be a penstock.Sealing, not {type(sealing).__name__}")
+        if self.groups.group_of:
+            what = "groups= is for readers of models, which cannot open a sealed checkpoint"
+        elif self.files:
+            what = "files= are stored as they are, so they would stay clear"
+        elif of_bucket(self.path):
+            what = "checkpoints in buckets are not sealed yet: save to a directory"
+        else:
+            return
+        raise CannotSealError(
+            f"{self.path}: {what}; leave that out, or save without sealing=", path=self.path
+        )
+
+    def draw_key(self) -> _native.AttemptKey | None:
+        """Returns the key of one attempt; None for a clear checkpoint.
+
+        Raises:
+            KmsError: A key management service that wraps it was not reachable.
+        """
+        return None if self.sealing is None else self.sealing.wrap_new()
 
     def check_free(self) -> None:
         """Refuses early a save that the commit would refuse."""
@@ -108,7 +143,7 @@ class Destination:
         return _native.Attempt.begin(self.path, overwrite=self.overwrite)
 
     def commit(
-        self, attempt: _native.Attempt, parts: list[tuple[int, str, int, int]], index: str | None
+        self, attempt: _native.Attempt, parts: Sequence[Part], index: str | None
     ) -> Committed:
         """Commits an attempt as the checkpoint."""
         committed = attempt.commit(

@@ -16,6 +16,7 @@ from penstock.checkpoint.saving.lazy import LazySources, lazy_sources
 from penstock.checkpoint.saving.versions import Versions
 from penstock.common.found import first_without_bytes
 from penstock.errors import (
+    CannotSealError,
     CheckpointNotFoundError,
     PenstockError,
     RankError,
@@ -26,8 +27,10 @@ from penstock.tensors.devices import current_streams
 from penstock.tensors.marks import Frozen
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.checkpoint.ranks.round import Round
-    from penstock.checkpoint.saving.destination import Destination
+    from penstock.checkpoint.saving.destination import Destination, Part
     from penstock.reports import SaveReport
 
 _DEPTH_OF_ALL = 16
@@ -83,6 +86,7 @@ class Save:
         tensors = lazy_sources(flat) if is_watched else LazySources(flat.tensors, [])
         # Versions are counted before the copies are ordered after the streams' queued work.
         self._versions = Versions(destination.path, tensors.sources if is_watched else ())
+        self._key = self._draw_key()
         self.job = _native.Job(
             destination.path,
             tensors.sources,
@@ -96,12 +100,26 @@ class Save:
             nice=None,
             watched=is_watched,
             eager=tensors.at_once,
+            sealed=destination.sealing is not None,
         )
         self.is_lazy = self.job.is_lazy
         if self.is_lazy:
             self._versions.leave_out(self.job.snapshots)
         else:
             self._versions.clear()
+
+    def _draw_key(self) -> _native.AttemptKey | None:
+        """Draws the key of a sealed save on the rank that commits it; None on the others."""
+        destination, one = self.destination, self._round
+        if destination.sealing is None:
+            return None
+        if self._captured.has_pieces:
+            raise CannotSealError(
+                f"{destination.path}: pieces of tensors without a mesh are compared in the clear "
+                "parts of all ranks; save them as DTensors, or save without sealing=",
+                path=destination.path,
+            )
+        return destination.draw_key() if one is None or one.is_coordinator else None
 
     def hold(self) -> None:
         """Makes the current streams of this thread wait for the device copies.
@@ -157,8 +175,12 @@ class Save:
         attempt = self.destination.begin()
         is_open = True
         try:
+            if self._key is not None:
+                attempt.seal(self._key)
             if one is not None:
-                one.post_begun(attempt.id)
+                if self._key is not None:
+                    one.hand_out_key(self._key)
+                one.post_begun(attempt.id, is_sealed=self._key is not None)
             written = self._write(attempt, one)
             parts, total_bytes = self._collect_parts(one, written, attempt.id)
             # From here on a failure may follow a commit.
@@ -178,8 +200,14 @@ class Save:
         return report
 
     def _run_member(self, one: Round) -> SaveReport:
-        attempt = self._join(one.wait_begun(), one)
+        own = None
+        if self.destination.sealing is not None:
+            own = _native.EphemeralKey()
+            one.offer_key(own.recipient)
+        attempt = self._join(one.wait_begun(is_sealed=own is not None), one)
         try:
+            if own is not None:
+                attempt.seal(own.open(*one.receive_key()))
             written = self._write(attempt, one)
             began = time.perf_counter()
             one.cast(self._vote(written), self._captured.copies)
@@ -207,7 +235,7 @@ class Save:
         self,
         attempt: _native.Attempt,
         written: dict[str, Any],
-        parts: list[tuple[int, str, int, int]],
+        parts: Sequence[Part],
         total_bytes: int,
     ) -> SaveReport:
         began = time.perf_counter()
@@ -236,7 +264,7 @@ class Save:
 
     def _collect_parts(
         self, one: Round | None, written: dict[str, Any], attempt_id: str
-    ) -> tuple[list[tuple[int, str, int, int]], int]:
+    ) -> tuple[Sequence[Part], int]:
         """Returns the parts of all ranks, checked, and the bytes that the ranks have written."""
         if one is None:
             return [(0, *written["vote"])], written["bytes"]
@@ -245,15 +273,18 @@ class Save:
         return self._check_votes(one, votes, attempt_id), total_bytes
 
     def _vote(self, written: dict[str, Any]) -> Vote:
-        _, part_bytes, part_digest = written["vote"]
+        _, part_bytes, part_digest, *sealed = written["vote"]
         captured = self._captured
         return Vote(
-            part_bytes, part_digest, captured.balance, written["bytes"], captured.has_pieces
+            part_bytes,
+            part_digest,
+            captured.balance,
+            written["bytes"],
+            captured.has_pieces,
+            sealed[0] if sealed else "",
         )
 
-    def _check_votes(
-        self, one: Round, votes: list[Vote], attempt_id: str
-    ) -> list[tuple[int, str, int, int]]:
+    def _check_votes(self, one: Round, votes: list[Vote], attempt_id: str) -> Sequence[Part]:
         """Checks the parts of all votes and returns them."""
         if not is_balanced(vote.balance for vote in votes):
             self._check_copies(one)
@@ -268,6 +299,7 @@ class Save:
             for rank, vote in enumerate(votes)
         ]
         directory = self.destination.path
+        sealed = [(*part, vote.part_sha256) for part, vote in zip(parts, votes, strict=True)]
         rank_without = first_without_bytes(
             [(os.path.join(directory, file), nbytes) for _, file, nbytes, _ in parts]
         )
@@ -280,7 +312,7 @@ class Save:
             )
         if any(vote.has_pieces for vote in votes):
             self._check_pieces(parts)
-        return parts
+        return parts if self._key is None else sealed
 
     def _check_copies(self, one: Round) -> None:
         """Compares the replicas of `DTensor`s."""

@@ -239,12 +239,12 @@ def save_and_signal(root, step, culprit, moment, number):
         owner = {"_commit": Save, "enter": Ranks}.get(moment, Round)
         ordinary = getattr(owner, moment)
 
-        def strike(*arguments):
+        def strike(*arguments, **named):
             setattr(owner, moment, ordinary)
             os.kill(os.getpid(), number)
             # `os.kill` may return before the signal takes effect.
             time.sleep(1)
-            return ordinary(*arguments)
+            return ordinary(*arguments, **named)
 
         setattr(owner, moment, strike)
     save(root, step)

@@ -23,6 +23,7 @@ use crate::format::part::{
 use crate::format::plain::{self, is_lost};
 use crate::format::shard;
 use crate::report::Problem;
+use crate::seal::DECOY;
 
 /// Limit on ranks without files that are assumed from file names when there is no manifest.
 const RANKS_WITHOUT_FILES_MAX: u64 = 4096;
@@ -82,6 +83,7 @@ pub(super) fn describe(path: &Path, files: &dyn Files) -> Result<Description> {
         let part = found.part(path, files, &names, &id, rank, world_size)?;
         found.parts.push(part);
     }
+    found.check_clear(path)?;
     let is_nothing = |(part, described): &(Part, Described)| {
         *described == Described::Headers && part.files.is_empty()
     };
@@ -96,6 +98,26 @@ pub(super) fn describe(path: &Path, files: &dyn Files) -> Result<Description> {
 }
 
 impl Description {
+    /// Refuses a sealed checkpoint: nothing says which of its tensors are where.
+    fn check_clear(&self, path: &Path) -> Result<()> {
+        let manifest = self.manifest.as_ref();
+        let is_decoy = |tensor: &TensorEntry| tensor.name == DECOY;
+        let is_sealed = |(part, _): &(Part, Described)| {
+            part.sealed.is_some() || part.tensors.iter().any(is_decoy)
+        };
+        if manifest.is_none_or(|manifest| manifest.sealing.is_none())
+            && !self.parts.iter().any(is_sealed)
+        {
+            return Ok(());
+        }
+        let detail = "it is sealed, and sealed checkpoints are not surveyed or salvaged yet: \
+                      `penstock verify` lists damaged files, which a copy can replace";
+        Err(Error::CannotSeal {
+            path: path.to_owned(),
+            detail: detail.to_owned(),
+        })
+    }
+
     /// A rank's part, from the best source left.
     fn part(
         &mut self,
@@ -191,6 +213,7 @@ impl Description {
             aliases: Vec::new(),
             tree: RawValue::from_string("null".to_owned()).expect("it is JSON"),
             missing: Vec::new(),
+            sealed: None,
         };
         for name in names.iter().filter(|name| name::is_shard(name, rank, id)) {
             match tensors_of(&path.join(name), files, part.files.len(), world_size > 1) {
@@ -205,6 +228,7 @@ impl Description {
                         digest: Digest::EMPTY,
                         chunk_bytes: CHUNK_BYTES,
                         chunks: Vec::new(),
+                        sealed: None,
                     });
                     part.tensors.extend(tensors);
                     for missing in &unknown {

@@ -1,9 +1,10 @@
-//! A shard's entry in the part of its rank.
+//! A shard's entry in the part of its rank, and what a sealed part says beside.
 
 use serde::{Deserialize, Serialize};
 
 use crate::format::digest::{CHUNK_BYTES, Digest, hex_list};
 use crate::format::name;
+use crate::seal::{Block, Tags, Text};
 
 /// One shard with its digests.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -19,6 +20,31 @@ pub struct FileEntry {
     /// Digest of each chunk in order.
     #[serde(with = "hex_list")]
     pub chunks: Vec<Digest>,
+    /// Set if the shard is sealed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<SealedFile>,
+}
+
+/// The members that a sealed shard needs to be opened.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SealedFile {
+    /// Bytes of the header, which is clear.
+    pub header_bytes: u64,
+    /// Binds the shard to its key.
+    pub commitment: Block,
+    /// The tag of each chunk in order.
+    pub tags: Tags,
+}
+
+/// The member `sealed` of a part.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SealedBody {
+    /// Drawn for this part; the keys of its shards depend on it.
+    pub salt: Block,
+    /// Binds the body to its key.
+    pub commitment: Block,
+    /// The sealed JSON object.
+    pub body: Text,
 }
 
 impl FileEntry {
@@ -50,6 +76,24 @@ impl FileEntry {
             return Err(format!(
                 "{}: the chunk digests do not add up to the file's",
                 self.name
+            ));
+        }
+        match &self.sealed {
+            Some(sealed) => self.check_sealed(sealed),
+            None => Ok(()),
+        }
+    }
+
+    fn check_sealed(&self, sealed: &SealedFile) -> std::result::Result<(), String> {
+        let (name, tags) = (&self.name, sealed.tags.0.len());
+        if tags != self.chunks.len() {
+            let chunks = self.chunks.len();
+            return Err(format!("{name}: {tags} tags for {chunks} chunks"));
+        }
+        let header_bytes = sealed.header_bytes;
+        if header_bytes > self.bytes.min(self.chunk_bytes) {
+            return Err(format!(
+                "{name}: a header of {header_bytes} bytes is not in the first chunk"
             ));
         }
         Ok(())

@@ -103,6 +103,7 @@ impl Checkpoint {
         progress: &Progress,
     ) -> Result<Loaded> {
         let begun = Instant::now();
+        let openers = self.openers()?;
         let span = trace::span("plan");
         let Fetch {
             mut requests,
@@ -116,7 +117,12 @@ impl Checkpoint {
         let used = self.used_files(&requests, is_all);
         let mut run = Run::default();
         let opened = self.open_files(&used, settings.direct, &mut run);
-        let sources = opened.map_err(|error| self.replaced_or(error, &used))?;
+        let mut sources = opened.map_err(|error| self.replaced_or(error, &used))?;
+        if let Some(openers) = openers {
+            for (source, &file) in sources.iter_mut().zip(&used) {
+                source.opener = Some(&openers[file]);
+            }
+        }
         for request in &mut requests {
             // The file of an empty tensor may not be in use; its position is never used.
             request.file = used.binary_search(&request.file).unwrap_or_default();
@@ -259,12 +265,26 @@ impl Checkpoint {
         let asked = indices.iter().map(|&index| &self.part.tensors[index]);
         let touched = touched_tensor(asked, file, damage);
         let touched = touched.or_else(|| touched_tensor(&self.part.tensors, file, damage));
-        Error::Corrupt {
-            path: self.path.clone(),
-            file: Some(self.part.files[file].name.clone()),
-            offset: Some(damage.offset()),
-            tensor: touched.map(str::to_owned),
-            detail: damage.detail(),
+        let path = self.path.clone();
+        let file = Some(self.part.files[file].name.clone());
+        let offset = Some(damage.offset());
+        let tensor = touched.map(str::to_owned);
+        let detail = damage.detail();
+        match damage.is_tampered {
+            false => Error::Corrupt {
+                path,
+                file,
+                offset,
+                tensor,
+                detail,
+            },
+            true => Error::Tampered {
+                path,
+                file,
+                offset,
+                tensor,
+                detail,
+            },
         }
     }
 }
@@ -303,6 +323,7 @@ pub(crate) fn open_shard<'a>(
         file: Arc::new(file),
         bytes: entry.bytes,
         chunks: Some(&entry.chunks),
+        opener: None,
     })
 }
 
@@ -318,5 +339,6 @@ pub(crate) fn open_unseen<'a>(
         file: Arc::new(file),
         bytes: entry.bytes,
         chunks: Some(&entry.chunks),
+        opener: None,
     })
 }

@@ -22,6 +22,8 @@ pub struct FileFacts {
     pub memory_alignment: usize,
     /// Whether each read is a request over a network: then an item is read with one request.
     pub is_elsewhere: bool,
+    /// Whether its bytes are opened after they were read: then all go through staging.
+    pub is_sealed: bool,
 }
 
 /// A requested tensor.
@@ -199,6 +201,9 @@ fn direct_range(
     item: &Range<u64>,
 ) -> Range<u64> {
     let none = part.end..part.end;
+    if facts.is_sealed {
+        return none;
+    }
     let range = match area.owner {
         // A segment includes the pages around the part.
         Owner::Segment(_) => part.clone(),

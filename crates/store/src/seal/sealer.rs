@@ -1,0 +1,77 @@
+//! Seals the chunks of one shard, each once.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce};
+use penstock_io::process;
+
+use super::derive::{self, MessageKeys};
+use super::message::{cipher, nonce_of};
+use super::{Block, Sealing, ShardPlace, Tag};
+use crate::error::{Error, Result};
+
+/// Seals the chunks of a shard, in any order and from any thread.
+///
+/// Two texts under one nonce would give away their difference and the key of the tags. So the
+/// first text of a chunk is its last: a bitmap refuses a second one, and so does a fork, whose
+/// bitmap would be a copy.
+pub(crate) struct ShardSealer {
+    cipher: LessSafeKey,
+    keys: MessageKeys,
+    header_bytes: usize,
+    /// A bit for each chunk that is sealed.
+    sealed: Vec<AtomicU64>,
+    process: u32,
+    sealing: Sealing,
+}
+
+impl ShardSealer {
+    /// The sealer of a shard at a place, with the salt of its part.
+    pub(crate) fn new(sealing: &Sealing, salt: &Block, place: &ShardPlace<'_>) -> ShardSealer {
+        let keys = derive::of_shard(sealing.key(), salt, place);
+        let chunks = place.file_bytes.div_ceil(place.chunk_bytes);
+        let words = chunks.div_ceil(u64::from(u64::BITS));
+        ShardSealer {
+            cipher: cipher(&keys),
+            keys,
+            header_bytes: usize::try_from(place.header_bytes).expect("headers are in memory"),
+            sealed: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            process: process::id(),
+            sealing: sealing.clone(),
+        }
+    }
+
+    /// Binds the shard to its key.
+    pub(crate) fn commitment(&self) -> Block {
+        self.keys.commitment
+    }
+
+    /// Seals a chunk in place, and returns its tag. The header, at the start of the first chunk,
+    /// stays clear and is authenticated with it.
+    ///
+    /// # Errors
+    /// In a fork of the process that began.
+    ///
+    /// # Panics
+    /// If the chunk was sealed before.
+    pub(crate) fn seal(&self, index: u64, chunk: &mut [u8]) -> Result<Tag> {
+        if process::id() != self.process {
+            let process = self.process;
+            return Err(Error::Io(penstock_io::Error::Forked { process }));
+        }
+        let bit = 1 << (index % u64::from(u64::BITS));
+        let word = &self.sealed[(index / u64::from(u64::BITS)) as usize];
+        let before = word.fetch_or(bit, Ordering::Relaxed);
+        assert!(before & bit == 0, "chunk {index} is sealed once");
+        let nonce = nonce_of(&self.keys.nonce, index);
+        self.sealing.witness(self.keys.key.as_slice(), nonce);
+        let header_bytes = if index == 0 { self.header_bytes } else { 0 };
+        let (header, text) = chunk.split_at_mut(header_bytes);
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let tag = self
+            .cipher
+            .seal_in_place_separate_tag(nonce, Aad::from(&*header), text)
+            .expect("a chunk is far shorter than 64 GiB");
+        Ok(tag.as_ref().try_into().expect("tags have 16 bytes"))
+    }
+}

@@ -1,0 +1,100 @@
+"""Options of commands that take keys, and what they print of recipients."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import penstock
+from penstock.cli.paths import check_directory, is_store
+from penstock.common.console import console, print_json, table
+from penstock.sealing import Identities
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from penstock.sealing import Recipient
+
+    _Text = click.ParamType[str]
+else:
+    # `ParamType` is generic for the type checker only: older releases of click lack it.
+    _Text = click.ParamType
+
+_SECRET = re.compile(
+    r"\s*(AGE-SECRET-KEY-|PENSTOCK-SECRET-KEY-|-----BEGIN |[0-9a-f]{64}\s*$)", re.I
+)
+
+JSON_KEYS = """\b
+JSON: path, checkpoints: a list of path, recipients: a list of kind
+  (age, key-file, passphrase, kms), name (in public).
+"""
+
+
+class _KeyType(_Text):
+    """A key by its file, its URI or its public text: other processes see command lines."""
+
+    name = "key"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if _SECRET.match(value):
+            self.fail("other processes can see command lines: give the secret's file", param, ctx)
+        return str(value)
+
+
+identity_option = click.option(
+    "--identity",
+    "identities",
+    type=_KeyType(),
+    metavar="FILE",
+    multiple=True,
+    help="Open a sealed checkpoint with the keys in FILE, or with a key management service: "
+    "aws-kms://; may be given more than once. [default: the file named by PENSTOCK_IDENTITIES]",
+)
+
+recipient_option = click.option(
+    "--recipient",
+    "recipients",
+    type=_KeyType(),
+    metavar="KEY",
+    multiple=True,
+    required=True,
+    help="A public key (age1…, ssh-ed25519 …), a URI of a key (aws-kms://…), a file of keys; may "
+    "be given more than once.",
+)
+
+
+def opened_by(identities: tuple[str, ...]) -> Identities | None:
+    """The identities of the option, else those of the environment."""
+    return Identities.resolve(identities or None)
+
+
+def change(path: str, as_json: bool, changed: Callable[[str], Iterable[Recipient]]) -> int:
+    """Calls a function for the checkpoint, or for each of a store, and prints the recipients."""
+    check_directory(path)
+    places = [path]
+    if is_store(path):
+        store = penstock.CheckpointStore(path)
+        places = [store.path(step) for step in store.steps()]
+        if not places:
+            raise penstock.errors.CheckpointNotFoundError(
+                f"{path}: none of the steps of this store is complete; see penstock ls {path}",
+                path=path,
+            )
+    done = {place: list(changed(place)) for place in places}
+    if as_json:
+        entries = [
+            {"path": place, "recipients": [recipient._asdict() for recipient in recipients]}
+            for place, recipients in done.items()
+        ]
+        print_json({"path": path, "checkpoints": entries})
+        return 0
+    out = console()
+    for place, recipients in done.items():
+        rows = table("kind", "recipient", folded=["recipient"])
+        for recipient in recipients:
+            rows.add_row(recipient.kind, recipient.name)
+        out.print(place)
+        out.print(rows)
+    return 0

@@ -1,0 +1,81 @@
+"""`Sealing`: for whom checkpoints are sealed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from penstock import _native
+from penstock.sealing.kms import CLIENTS
+from penstock.sealing.passphrase import Key, to_native
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Sealing"]
+
+
+class Sealing:
+    """Seals checkpoints for recipients: each of them can open every one.
+
+    Keys are read and callables called when the object is made, so a wrong key stops a run before
+    its first save. A key management service is called at the first save, and then once a day: it
+    encrypts a key of the process, which encrypts the key of each checkpoint. While the service is
+    not reachable, saves continue with that key until its day has passed.
+
+    Args:
+        recipients: Keys: see `penstock.sealing`. At most 256.
+
+    Raises:
+        KeyFileError: A string or a file is no key, or there is none; a `ValueError` too.
+        StorageError: A file cannot be read; an `OSError` too.
+        TypeError: A recipient has the wrong type.
+
+    Example:
+        >>> Sealing(["aws-kms://arn:aws:kms:eu-west-1:111122223333:key/team"])
+        Sealing(recipients=['aws-kms://arn:aws:kms:eu-west-1:111122223333:key/team'])
+    """
+
+    __slots__ = ("native",)
+
+    native: _native.Recipients
+    """The keys as the native module wraps for them."""
+
+    def __init__(self, recipients: Key | Iterable[Key]) -> None:
+        self.native = _native.Recipients(to_native(recipients, "recipients"), CLIENTS)
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """The recipients in public: ``age1…``, ``ssh-…``, a URI, a fingerprint, ``passphrase``."""
+        return tuple(self.native.names())
+
+    def wrap_new(self) -> _native.AttemptKey:
+        """Draws the data key of one attempt, and wraps it for each recipient.
+
+        Raises:
+            KmsError: A key management service refused or was not reachable.
+            MissingDependencyError: The client of a service is not installed.
+        """
+        return self.native.draw()
+
+    def wrap(self, key: _native.AttemptKey) -> str:
+        """Wraps a data key for each recipient; returns the wraps as JSON.
+
+        Raises:
+            KmsError: A key management service refused or was not reachable.
+            MissingDependencyError: The client of a service is not installed.
+        """
+        return self.native.wrap(key)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Sealing may hold secrets, so it is not pickled: make one in each process"
+        )
+
+    def __repr__(self) -> str:
+        return f"Sealing(recipients={list(self.recipients)})"
