@@ -319,8 +319,7 @@ class Round(Exchange):
 
     def post_begun(self, attempt_id: str, *, is_sealed: bool = False) -> None:
         """Tells the other ranks that the save has begun, and whether it is sealed."""
-        begun = {"id": attempt_id, "number": self.proposal, "is_sealed": is_sealed}
-        self._post("begun", begun)
+        self._post("begun", {"id": attempt_id, "number": self.proposal, "is_sealed": is_sealed})
 
     def hand_out_key(self, key: _native.AttemptKey) -> None:
         """Gives every other rank the key of a sealed save, wrapped for the key that it offered."""
