@@ -83,9 +83,7 @@ class Vote(NamedTuple):
 def _unpacked(text: str) -> Vote:
     """Returns the vote of a message."""
     *numbers, digits = _VOTE.unpack(b64decode(text))
-    part_bytes, part_digest, balance, written_bytes, has_pieces = numbers
-    sha256 = digits.rstrip(b"\0").decode()
-    return Vote(part_bytes, part_digest, balance, written_bytes, has_pieces, sha256)
+    return Vote._make([*numbers, digits.rstrip(b"\0").decode()])
 
 
 class Round(Exchange):
@@ -321,8 +319,7 @@ class Round(Exchange):
 
     def post_begun(self, attempt_id: str, *, is_sealed: bool = False) -> None:
         """Tells the other ranks that the save has begun, and whether it is sealed."""
-        begun = {"id": attempt_id, "number": self.proposal, "is_sealed": is_sealed}
-        self._post("begun", begun)
+        self._post("begun", {"id": attempt_id, "number": self.proposal, "is_sealed": is_sealed})
 
     def hand_out_key(self, key: _native.AttemptKey) -> None:
         """Gives every other rank the key of a sealed save, wrapped for the key that it offered."""
@@ -387,8 +384,7 @@ class Round(Exchange):
 
     def receive_key(self) -> tuple[str, str]:
         """Returns the key of the save wrapped for this rank, and the wraps of the checkpoint."""
-        (text,) = self._read([f"key/{self.rank}"])
-        wrapped, wraps = json.loads(text)
+        wrapped, wraps = json.loads(self._read([f"key/{self.rank}"])[0])
         return wrapped, wraps
 
     def wait_begun(self, *, is_sealed: bool = False) -> str:
