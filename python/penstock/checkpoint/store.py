@@ -17,6 +17,7 @@ from penstock.checkpoint.view.live import LiveState
 from penstock.common.paths import absolute
 from penstock.common.tracing import span
 from penstock.errors import CheckpointNotFoundError
+from penstock.sealing.sealing import check_sealing
 from penstock.sealing.unsealing import Unsealing
 from penstock.tensors.arguments import check_patterns, check_step, decode_path, to_native
 
@@ -119,6 +120,7 @@ class CheckpointStore(StoredSteps, Closing):
             save_seconds_max=save_seconds_max,
         )
         self._saver.record(self._run)
+        check_sealing(sealing)
         self._sealing = sealing
         self._unsealing = Unsealing.of(identities, is_demanded=sealing is not None)
         self._error: BaseException | None = None
@@ -423,7 +425,8 @@ class CheckpointStore(StoredSteps, Closing):
             fallback: Return to the newest step that proves good, starting at ``step`` if given;
                 digests are checked whatever the options say. Each skipped step causes a
                 `PenstockWarning` and is listed in the report's ``skipped``, including steps that
-                the user may not read. A step that requires a newer Penstock is still an error. Once
+                the user may not read. A step that requires a newer Penstock is still an error, and
+                so is a sealed one that somebody has tampered with. Once
                 a good step is found, damaged ones are quarantined if the store is writable; see
                 `quarantine`.
             allow_partial: Load the available leaves of a salvaged ``step``; see `penstock.load`.
@@ -438,6 +441,7 @@ class CheckpointStore(StoredSteps, Closing):
             PartialCheckpointError: The given step was salvaged, and ``allow_partial`` is False.
             CorruptCheckpointError: Data is damaged; the message names the step to return to. With
                 ``fallback``: steps exist, or were quarantined, and none is good.
+            TamperedError: Somebody without the key has changed a sealed step.
             FormatVersionError: A newer Penstock wrote it.
             StateMismatchError: A key matches nothing, or ``into`` does not fit.
             DeviceError: A GPU or its driver failed; see `penstock.load`.

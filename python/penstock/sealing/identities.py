@@ -88,5 +88,8 @@ class Identities:
         )
 
     def __repr__(self) -> str:
+        if not hasattr(self, "native"):
+            # Shown in the traceback of a key that is none.
+            return "Identities()"
         count = self.native.count()
         return f"Identities({count} {'key' if count == 1 else 'keys'})"

@@ -78,4 +78,17 @@ class Sealing:
         )
 
     def __repr__(self) -> str:
+        if not hasattr(self, "native"):
+            # Shown in the traceback of a key that is none.
+            return "Sealing()"
         return f"Sealing(recipients={list(self.recipients)})"
+
+
+def check_sealing(sealing: object) -> None:
+    """Refuses anything but a `Sealing` or None.
+
+    Raises:
+        TypeError: It is something else, such as a key.
+    """
+    if not isinstance(sealing, Sealing | None):
+        raise TypeError(f"sealing: must be a penstock.Sealing, not {type(sealing).__name__}")

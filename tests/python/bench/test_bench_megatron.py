@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 pytest.importorskip("matplotlib", reason="comes with make bench", exc_type=ImportError)
 pytest.importorskip("megatron.core.dist_checkpointing")
 
+import forks
 from penstock_bench.harness import process
 from penstock_bench.harness.options import free_port
 from penstock_bench.results.samples import Sample, Samples
@@ -106,3 +109,24 @@ def test_a_gpt_goes_on_at_another_geometry_as_from_megatrons_own_checkpoint(tmp_
         later[library] = train(tmp_path, library, f"{library}-later", 1, begin)
     # To the last bit: the same state in the same geometry.
     assert later["penstock"] == later["torch_dist"]
+
+
+STEP = """
+import torch
+from penstock_bench.workloads.without_gpu import host_for_cuda
+
+host_for_cuda()
+weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
+weight.grad = torch.ones(4)
+optimizer = torch.optim.Adam([weight])
+optimizer.step()
+print(weight.device, torch.cuda.is_available())
+"""
+
+
+@pytest.mark.parametrize("check", ["0", "1"])
+def test_an_optimizer_steps_however_pytorch_looks_for_devices(check):
+    # Accelerate sets it for the process and its children.
+    environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": check}
+    done = forks.run(["-c", STEP], env=environment, popen=forks.RankPopen)
+    assert done.stdout.split() == ["cpu", "False"], done.stderr

@@ -14,6 +14,7 @@ from penstock.errors import (
     CorruptCheckpointError,
     IncompleteCheckpointError,
     StorageError,
+    TamperedError,
 )
 from penstock.options import Options
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _ELSEWHERE = (
     CorruptCheckpointError,
     StorageError,
+    TamperedError,
     CheckpointNotFoundError,
     IncompleteCheckpointError,
 )
@@ -95,6 +97,8 @@ class TieredReader(Reader):
         checkpoint_id = self.native.identity(step) if is_here else None
         try:
             loaded = loading.read(path, dataclasses.replace(request, replica=other), options)
+        except TamperedError:
+            raise
         except CorruptCheckpointError as error:
             if checkpoint_id is not None and error.is_proven:
                 self.mark(step, checkpoint_id, is_good=False)

@@ -82,8 +82,8 @@ class Vote(NamedTuple):
 
 def _unpacked(text: str) -> Vote:
     """Returns the vote of a message."""
-    *numbers, digits = _VOTE.unpack(b64decode(text))
-    return Vote._make([*numbers, digits.rstrip(b"\0").decode()])
+    size, digest, balance, written, pieces, sha256 = _VOTE.unpack(b64decode(text))
+    return Vote(size, digest, balance, written, pieces, sha256.rstrip(b"\0").decode())
 
 
 class Round(Exchange):
@@ -384,7 +384,7 @@ class Round(Exchange):
 
     def receive_key(self) -> tuple[str, str]:
         """Returns the key of the save wrapped for this rank, and the wraps of the checkpoint."""
-        wrapped, wraps = json.loads(self._read([f"key/{self.rank}"])[0])
+        wrapped, wraps = self._await(f"key/{self.rank}", "handed out the key of the save", None)
         return wrapped, wraps
 
     def wait_begun(self, *, is_sealed: bool = False) -> str:

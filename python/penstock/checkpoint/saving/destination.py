@@ -19,7 +19,7 @@ from penstock.common.paths import absolute, of_bucket
 from penstock.common.warn import warn
 from penstock.errors import CannotSealError, StorageError
 from penstock.reports import Fallback
-from penstock.sealing.sealing import Sealing
+from penstock.sealing.sealing import Sealing, check_sealing
 from penstock.tensors.arguments import check_step, encode_metadata
 
 if TYPE_CHECKING:
@@ -103,13 +103,12 @@ class Destination:
 
     def __post_init__(self) -> None:
         check_no_index(self.groups, self.files)
+        check_sealing(self.sealing)
         if self.sealing is not None:
-            self._check_sealing(self.sealing)
+            self._check_sealing()
 
-    def _check_sealing(self, sealing: object) -> None:
+    def _check_sealing(self) -> None:
         """Refuses what a sealed checkpoint cannot hold, before anything is written."""
-        if not isinstance(sealing, Sealing):
-            raise TypeError(f"sealing: must be a penstock.Sealing, not {type(sealing).__name__}")
         if self.groups.group_of:
             what = "groups= is for readers of models, which cannot open a sealed checkpoint"
         elif self.files:

@@ -178,9 +178,10 @@ class Save:
             if self._key is not None:
                 attempt.seal(self._key)
             if one is not None:
+                # First, so that a rank that does not seal fails instead of being waited for.
+                one.post_begun(attempt.id, is_sealed=self._key is not None)
                 if self._key is not None:
                     one.hand_out_key(self._key)
-                one.post_begun(attempt.id, is_sealed=self._key is not None)
             written = self._write(attempt, one)
             parts, total_bytes = self._collect_parts(one, written, attempt.id)
             # From here on a failure may follow a commit.

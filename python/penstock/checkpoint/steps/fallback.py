@@ -15,6 +15,7 @@ from penstock.errors import (
     CorruptCheckpointError,
     IncompleteCheckpointError,
     StorageError,
+    TamperedError,
 )
 
 if TYPE_CHECKING:
@@ -98,6 +99,9 @@ class FallbackSearch:
         reader = self._reader
         try:
             return self._read_twice(step, request)
+        except TamperedError:
+            # Those who changed the step would choose the weights that training goes on from.
+            raise
         except CorruptCheckpointError as error:
             self._skip_damaged(step, str(error))
         except StorageError as error:

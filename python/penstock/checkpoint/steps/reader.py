@@ -17,6 +17,7 @@ from penstock.errors import (
     CorruptCheckpointError,
     PenstockError,
     StorageError,
+    TamperedError,
 )
 from penstock.options import Options
 from penstock.tensors.arguments import to_native
@@ -98,6 +99,8 @@ class Reader:
         """Loads a step; errors name the step before it."""
         try:
             return self.read(step, request)
+        except TamperedError:
+            raise
         except CorruptCheckpointError as error:
             raise self._with_way_back(error, step) from error
         except StorageError as error:
@@ -162,6 +165,9 @@ class Reader:
             checkpoint_id = opened.id
         try:
             loaded = loading.read(self.path(step), request, options, opened)
+        except TamperedError:
+            # Without a mark, as a step that is marked as damaged is passed over.
+            raise
         except CorruptCheckpointError as error:
             # A checkpoint with correct digests that makes no sense may make sense to other
             # versions.

@@ -293,3 +293,40 @@ def test_the_golden_checkpoint_opens_with_both_readers():
     assert found["pages"].data == expected["pages"].numpy().tobytes()
     assert (found["name"], found["step"]) == ("golden", 7)
     assert penstock.verify(GOLDEN).ok
+
+
+def test_no_store_goes_on_from_before_a_step_that_was_tampered_with(tmp_path):
+    """Those who tamper would choose the step that a training resumes from."""
+    training = penstock.Training(weights=np.arange(300_000))
+    store = penstock.CheckpointStore(tmp_path / "store", sealing=sealing(), identities=[KEY])
+    for step in (1, 2):
+        store.save(step, training)
+    newest = tmp_path / "store" / "step-0000000002"
+    collide(shard_of(newest), 8000)
+    store = penstock.CheckpointStore(tmp_path / "store", sealing=sealing(), identities=[KEY])
+    for load in (
+        store.load,
+        lambda: store.load(step=2),
+        lambda: store.load(fallback=True),
+        lambda: store.resume(training),
+        # No mark makes a later load pass it over.
+        lambda: store.load(fallback=True),
+    ):
+        with pytest.raises(TamperedError) as raised:
+            load()
+        assert "fallback" not in str(raised.value)
+    assert store.quarantined() == []
+    assert store.steps() == [1, 2]
+    assert "weights" in store.load(step=1)
+
+
+def test_a_key_in_the_place_of_a_sealing_is_refused_at_once(tmp_path):
+    for wrong in (KEY, [KEY], True):
+        with pytest.raises(TypeError, match=r"must be a penstock\.Sealing"):
+            penstock.CheckpointStore(tmp_path, sealing=wrong)
+
+
+@pytest.mark.parametrize("kind", [penstock.Sealing, penstock.sealing.Identities])
+def test_objects_of_a_wrong_key_have_a_representation(kind):
+    """Tools show the variables of each frame of a traceback."""
+    assert repr(kind.__new__(kind)) == f"{kind.__name__}()"
