@@ -8,7 +8,7 @@ MAKEFLAGS += --no-builtin-rules
 # All targets but files, which have a dot or a slash in their names
 .PHONY: FORCE $(shell sed -nE 's/^([a-z -]+):.*/\1/p' Makefile)
 
-RUST_PACKAGES := -p penstock-cuda -p penstock-cuda-fake -p penstock-io -p penstock-object -p penstock-object-server -p penstock-store \
+RUST_PACKAGES := -p penstock-keys -p penstock-cuda -p penstock-cuda-fake -p penstock-io -p penstock-object -p penstock-object-server -p penstock-store \
 	-p penstock-gather -p penstock-bench \
 	--features penstock-store/objects
 # Runs tests under a filter that refuses io_uring, which `cargo test` has compiled with the examples.

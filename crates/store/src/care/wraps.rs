@@ -2,7 +2,7 @@
 //!
 //! The manifest is replaced as a whole, under the exclusive lease of the checkpoint, as a save that
 //! replaces the checkpoint at the same time would be undone. Readers hold a shared lease, so this
-//! waits for them, up to [`WAIT_MAX`]. In a bucket, where there is no lease, the manifest is
+//! waits for them, ten seconds at most. In a bucket, where there is no lease, the manifest is
 //! replaced only if it is still the one that was read. On file systems whose locks other hosts do
 //! not see, the caller must know that no save runs there.
 //!
