@@ -46,10 +46,9 @@ JSON: root, newest (the newest complete step that is not known to be
   list of step, path, bytes; steps: a list of
   step, state ("complete", "incomplete", "damaged", "partial", "newer" or
   "unreadable"), reason (or null), path, bytes (of all files that can be
-  seen), tensors, tensor_bytes, created (UTC) and id, which are null unless
-  the step can be opened,
-  sealed (null as these), protected, read_back ("verified", "damaged" or null), read_at_seconds
-  (since 1970, or null).
+  seen), tensors, tensor_bytes, created (UTC), id and sealed, which are null
+  unless the step can be opened, protected, read_back ("verified", "damaged"
+  or null), read_at_seconds (since 1970, or null).
 """
 
 

@@ -218,4 +218,5 @@ def test_a_package_that_is_not_installed_is_named(store, monkeypatch, package):
 def test_both_sides_know_the_same_tags():
     source = Path(__file__).parents[3] / "crates/store/src/format/tree.rs"
     table = source.read_text().partition("const TAGS")[2].partition("];")[0]
-    assert set(re.findall(r'"([a-z.]+)"', table)) == scalars.TAGS
+    # The tree of a sealed part, which the store opens or refuses before Python reads a tree.
+    assert set(re.findall(r'"([a-z.]+)"', table)) - {"sealed"} == scalars.TAGS
