@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.ranks.mailbox import Mailbox
     from penstock.checkpoint.ranks.node_ranks import Neighbours
 
-_VOTE = struct.Struct("<QQQQ?64s")
+_VOTE = struct.Struct("<QQQQ?")
 """The fields of a `Vote`."""
 
 _COMMIT_SECONDS = 10
@@ -82,8 +82,9 @@ class Vote(NamedTuple):
 
 def _unpacked(text: str) -> Vote:
     """Returns the vote of a message."""
-    size, digest, balance, written, pieces, sha256 = _VOTE.unpack(b64decode(text))
-    return Vote(size, digest, balance, written, pieces, sha256.rstrip(b"\0").decode())
+    raw = b64decode(text)
+    size, digest, balance, written, pieces = _VOTE.unpack_from(raw)
+    return Vote(size, digest, balance, written, pieces, raw[_VOTE.size :].decode())
 
 
 class Round(Exchange):
@@ -310,7 +311,7 @@ class Round(Exchange):
         """Votes for the save; replicated tensors are published if the votes do not balance."""
         self._has_voted = True
         self._copies = copies
-        packed = _VOTE.pack(*vote[:-1], vote.part_sha256.encode())
+        packed = _VOTE.pack(*vote[:-1]) + vote.part_sha256.encode()
         self._put_own("vote", b64encode(packed).decode())
         if self._count("votes") == self.size:
             self._post("full", {})
@@ -396,8 +397,7 @@ class Round(Exchange):
         begun = self._await("begun", "begun the save", None)
         if begun["is_sealed"] != is_sealed:
             raise RankError(
-                f"{self.label}: rank 0 and rank {self.rank} differ in sealing=: every rank has to "
-                "pass it, or none; nothing was done",
+                f"{self.label}: ranks 0 and {self.rank} differ in sealing=: pass it on all or none",
                 rank=self.rank,
             )
         self.proposal = begun["number"]
