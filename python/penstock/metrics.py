@@ -160,6 +160,8 @@ class _Metrics:
 
         self.written = counter("written_bytes", "Bytes of the files of saves that succeeded.")
         self.read = counter("read_bytes", "Bytes read from storage.", "call", _READING)
+        self.sealed = counter("sealed_bytes", "Bytes that saves that succeeded have sealed.")
+        self.opened = counter("opened_bytes", "Sealed bytes that loads have opened.")
         self.saves = counter("saves", "Saves by how they ended.", "result", _SAVE_RESULTS)
         self.loads = counter("loads", "Checkpoints loaded by result.", "result", _LOAD_RESULTS)
         self.checks = counter("checks", "Checkpoints read back whole.", "result", _CHECK_RESULTS)
@@ -257,6 +259,7 @@ class _Metrics:
             return
         self.saves.labels("ok").inc()
         self.written.inc(outcome.bytes)
+        self.sealed.inc(outcome.sealed_bytes)
         self.save_seconds.observe(outcome.seconds)
         if seconds:
             self.stall_seconds.observe(seconds)
@@ -273,6 +276,7 @@ class _Metrics:
             return
         self.loads.labels("ok").inc()
         self._read("load", outcome.report.bytes_read)
+        self.opened.inc(outcome.report.opened_bytes)
         self.load_seconds.observe(outcome.report.seconds)
         self._fell_back(outcome.report)
 

@@ -22,6 +22,7 @@ pub(crate) fn of_save<'py>(py: Python<'py>, report: &SaveReport) -> PyResult<Bou
     dict.set_item("tensor_bytes", report.tensor_bytes)?;
     dict.set_item("linked_bytes", report.linked_bytes)?;
     dict.set_item("device_bytes", report.device_bytes)?;
+    dict.set_item("sealed_bytes", report.sealed_bytes)?;
     dict.set_item("tensors", report.tensors)?;
     dict.set_item("files", report.files)?;
     dict.set_item("seconds", report.seconds)?;
@@ -42,6 +43,7 @@ pub(crate) fn of_written<'py>(
     dict.set_item("tensor_bytes", written.tensor_bytes)?;
     dict.set_item("linked_bytes", written.linked_bytes)?;
     dict.set_item("device_bytes", written.device_bytes)?;
+    dict.set_item("sealed_bytes", written.sealed_bytes)?;
     dict.set_item("tensors", written.tensors)?;
     dict.set_item("files", written.files)?;
     set_phases(&dict, &written.phases)?;
@@ -74,6 +76,7 @@ pub(crate) fn of_load<'py>(py: Python<'py>, report: &LoadReport) -> PyResult<Bou
     dict.set_item("bytes", report.bytes)?;
     dict.set_item("bytes_read", report.bytes_read)?;
     dict.set_item("bounced_bytes", report.bounced_bytes)?;
+    dict.set_item("opened_bytes", report.opened_bytes)?;
     dict.set_item("device_bytes", report.device_bytes)?;
     dict.set_item("tensors", report.tensors)?;
     dict.set_item("files", report.files)?;

@@ -145,6 +145,8 @@ pub struct SaveReport {
     pub linked_bytes: u64,
     /// Tensor data that devices copied from their memory, in bytes.
     pub device_bytes: u64,
+    /// Bytes that were sealed: all of the shards but their headers, or none.
+    pub sealed_bytes: u64,
     /// Number of tensors stored.
     pub tensors: usize,
     /// Number of files of the checkpoint, including the manifest.
@@ -168,6 +170,8 @@ pub struct LoadReport {
     pub bounced_bytes: u64,
     /// Bytes that devices copied to their memory.
     pub device_bytes: u64,
+    /// Bytes of sealed chunks that were opened.
+    pub opened_bytes: u64,
     /// Number of tensors returned.
     pub tensors: usize,
     /// Number of shards read.

@@ -146,6 +146,7 @@ fn save_as(
         tensor_bytes: written.tensor_bytes,
         linked_bytes: written.linked_bytes,
         device_bytes: written.device_bytes,
+        sealed_bytes: written.sealed_bytes,
         tensors: written.tensors,
         files: written.files + 1,
         seconds: begun.elapsed().as_secs_f64(),

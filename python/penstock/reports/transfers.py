@@ -51,6 +51,7 @@ class SaveReport:
             those of an optimizer that keeps its state on storage. Not included in ``bytes``.
         device_bytes: Bytes of tensor data that GPUs copied from their memory to pinned host memory.
             Tensors on other devices are not included, because PyTorch copies them to the host.
+        sealed_bytes: Bytes of tensor data that were sealed; 0 in a clear save.
         rank: Number of the rank that this report describes; bytes, tensors and files are its own.
         world_size: Number of ranks that saved together.
         total_bytes: Bytes of the files that all ranks wrote, manifest included; None but on the
@@ -78,6 +79,7 @@ class SaveReport:
     staging_peak_bytes: int
     linked_bytes: int = 0
     device_bytes: int = 0
+    sealed_bytes: int = 0
     rank: int = 0
     world_size: int = 1
     total_bytes: int | None = None
@@ -96,7 +98,8 @@ class SaveReport:
             (
                 "wrote",
                 f"{in_bytes(self.bytes)} in {in_seconds(self.seconds)},"
-                f" {in_bytes(round(1e9 * self.gb_per_second))}/s",
+                f" {in_bytes(round(1e9 * self.gb_per_second))}/s"
+                + (", sealed" if self.sealed_bytes else ""),
             ),
             (
                 "tensors",
@@ -138,6 +141,7 @@ class LoadReport:
         bounced_bytes: Bytes copied after reading because the target was not aligned.
         device_bytes: Bytes that GPUs copied from pinned host memory into their memory, for tensors
             filled in place and new ones; 0 if PyTorch made the copies.
+        opened_bytes: Bytes of sealed chunks that were opened; 0 for a clear checkpoint.
         verified: Whether all returned bytes were checked against their digests.
         skipped: Newer steps that `CheckpointStore.load` skipped because they are not good, each
             with its reason.
@@ -166,6 +170,7 @@ class LoadReport:
     bounced_bytes: int
     verified: bool
     device_bytes: int = 0
+    opened_bytes: int = 0
     skipped: tuple[tuple[int, str], ...] = ()
     world_size: int = 1
 
@@ -182,7 +187,8 @@ class LoadReport:
                 "gave",
                 f"{in_bytes(self.bytes)} in {in_seconds(self.seconds)},"
                 f" {in_bytes(round(1e9 * self.gb_per_second))}/s,"
-                f" {'verified' if self.verified else 'not verified'}",
+                f" {'verified' if self.verified else 'not verified'}"
+                + (", opened" if self.opened_bytes else ""),
             ),
             (
                 "read",

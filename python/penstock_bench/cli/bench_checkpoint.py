@@ -21,7 +21,7 @@ from penstock_bench.cli import outputs
 from penstock_bench.cli.checkpoint_plan import PASSES, planned, results_of
 from penstock_bench.cli.checkpoint_table import print_results
 from penstock_bench.cli.outputs import output_option, report_option
-from penstock_bench.peers.checkpoint import WRITERS
+from penstock_bench.peers.checkpoint import WRITERS, with_sealed
 from penstock_bench.results.compare import rounds_needed
 from penstock_bench.suites.checkpoint.spawning import spawn
 from penstock_bench.suites.checkpoint.team import Launched, Team, launched, store_at
@@ -85,6 +85,12 @@ def _scale(_: click.Context, __: click.Parameter, text: str) -> float | None:
     help=f"Who saves: {', '.join(WRITERS)}.",
 )
 @click.option(
+    "--sealed",
+    "is_sealed",
+    is_flag=True,
+    help="Measure writers that can encrypt sealed as well, and compare.",
+)
+@click.option(
     "--rounds", type=click.IntRange(1), help="Saves and loads. [as many as bench compare needs]"
 )
 @click.option(
@@ -102,6 +108,7 @@ def _scale(_: click.Context, __: click.Parameter, text: str) -> float | None:
 def bench_checkpoint(
     directory: Path,
     writers: list[str],
+    is_sealed: bool,
     fill: float | None,
     rounds: int | None,
     output: Path | None,
@@ -123,6 +130,7 @@ def bench_checkpoint(
     if fill is not None and (rounds or asked["verify"]):
         raise click.UsageError("--rounds and --verify go with loads, and --fill has none")
     here = launched()
+    writers = with_sealed(writers) if is_sealed else writers
     # A save and a load of each of ours; others are not compared.
     cases = 2 * max(1, sum(name.startswith("penstock") for name in writers))
     asked |= {"fill": fill, "rounds": rounds or rounds_needed(cases), "writers": writers}

@@ -34,7 +34,10 @@ _MEMORY_TIMES_STATE = 2
 """Memory for each byte of the state: the state itself, and the loaded one."""
 
 _STAGING = "penstock-async"
-"""It keeps what it has staged of the state, while others are measured as well."""
+"""The name of those who keep what they have staged of the state, or its beginning.
+
+Others are measured meanwhile.
+"""
 
 _FREE_TIMES_STATE = 1.05
 
@@ -158,8 +161,10 @@ def _check_room(place: Path, plan: Plan, cut: scaling.Scaled, memory_bytes: int)
             "a larger --fill"
         )
     times, why = _MEMORY_TIMES_STATE, "twice when it is loaded"
-    if _STAGING in plan.writers:
-        times, why = times + 1, f"three times with what {_STAGING} stages"
+    staging = [name for name in plan.writers if name.startswith(_STAGING)]
+    if staging:
+        times += len(staging)
+        why = f"{times} times with what {' and '.join(staging)} stage"
     if memory_bytes < times * cut.nbytes:
         raise click.UsageError(
             f"there are {memory_bytes / 1e9:.3f} GB of memory free, and a state of "

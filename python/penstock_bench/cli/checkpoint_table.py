@@ -29,6 +29,10 @@ def print_results(results: Results) -> None:
     out.print(_passes(results) if is_filled else _rates(results))
     out.print(_legend(results))
     out.print()
+    if costs := figures.sealed(results):
+        out.print(_sealed(costs))
+        out.print("Within a round, the median [least, most]; +s: processor time more, s/GB.")
+        out.print()
     out.print(_proof(results))
     print_remarks(results)
 
@@ -86,6 +90,17 @@ def _passes(results: Results) -> Table:
         rates = [one.durable_gb_per_second for one in written]
         cells.append(_short(float(np.median(rates))) if rates else _NONE)
         rows.add_row(by, *cells)
+    return rows
+
+
+def _sealed(costs: dict[str, figures.Sealed]) -> Table:
+    """What sealing costs."""
+    numbers = ["save", "load", "save +s", "load +s", "wait"]
+    rows = table("sealed / clear", *numbers, numbers=numbers, folded=["sealed / clear"])
+    for by, cost in costs.items():
+        ratios = (_NONE if one is None else one.with_range(".2f") for one in (cost.save, cost.load))
+        more = (_NONE if one is None else f"{one.median:.2f}" for one in cost[2:])
+        rows.add_row(by, *ratios, *more)
     return rows
 
 

@@ -29,12 +29,7 @@ CONTENDERS = {
         LIBRARIES, "Dcp", "torch", "4 writing threads; fills targets", options={"threads": 4}
     ),
     "torchsnapshot": replace(WRITERS["torchsnapshot"], note="fills targets"),
-    "tensorizer": Entry(
-        LIBRARIES,
-        "Tensorizer",
-        "tensorizer",
-        "flat; hashes stored, not verified on load; index of 256 KiB at most",
-    ),
+    "tensorizer": WRITERS["tensorizer"],
     "fastsafetensors": Entry(LIBRARIES, "FastSafetensors", "fastsafetensors", "flat; 16 shards"),
     "torch-checkpointing": Entry(
         LIBRARIES,

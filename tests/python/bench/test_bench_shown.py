@@ -12,6 +12,7 @@ from penstock_bench.cli.checkpoint_table import print_results
 from penstock_bench.report import write_report
 from penstock_bench.report.headline import headlines
 from penstock_bench.results.results import Measurement, Results, latencies
+from penstock_bench.suites.checkpoint import figures
 
 SAVE, LOAD = "save, gpt2, 1 GB, 1 process", "load, gpt2, 1 GB, 1 process"
 
@@ -209,6 +210,24 @@ def test_columns_that_are_the_same_for_all_are_left_out(tmp_path, capsys):
     assert "mean" not in out
     assert "wait s" not in out
     assert "too few rounds" in out.splitlines()[0]
+
+
+def test_what_sealing_costs_is_told_within_each_round(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    writers = {"penstock": (1, 2), "penstock-sealed": (1.25, 2.5), "torch.save": (2, 2)}
+    found = checkpoints(writers, rounds=7, spread=0)
+    costs = figures.sealed(found)
+    assert list(costs) == ["penstock"]
+    assert costs["penstock"].save.median == pytest.approx(0.8)
+    assert costs["penstock"].load.median == pytest.approx(0.8)
+    assert costs["penstock"].wait.median == pytest.approx(1.25)
+    print_results(found)
+    lines = capsys.readouterr().out.splitlines()
+    (told,) = [line for line in lines if line.startswith("penstock   ") and "0.80 [0.80" in line]
+    assert told.split()[-3:] == ["0.00", "0.00", "1.25"]
+    assert all(len(line) <= 80 for line in lines)
+    print_results(checkpoints({"penstock": (1, 1), "torch.save": (2, 2)}))
+    assert "sealed" not in capsys.readouterr().out
 
 
 def test_the_terminal_says_it_first_within_80_columns(capsys, monkeypatch):

@@ -99,6 +99,24 @@ def test_a_save_and_a_load_are_counted_with_what_their_reports_say(tmp_path, reg
     assert registry.get_sample_value("penstock_last_saved_step") == 17
 
 
+def test_sealed_bytes_are_counted_where_they_are_sealed_and_opened(tmp_path, counted):
+    key, state = "5e" * 32, {"w": np.ones(3 * MIB, np.uint8)}
+    report = penstock.save(tmp_path / "ckpt", state, sealing=penstock.Sealing([key]))
+    reports = []
+    penstock.load(tmp_path / "ckpt", identities=[key], report=reports.append)
+    found = counted()
+    assert report.sealed_bytes == report.tensor_bytes >= 3 * MIB
+    assert found["penstock_sealed_bytes_total",] == report.sealed_bytes
+    assert found["penstock_opened_bytes_total",] == reports[0].opened_bytes
+    assert 3 * MIB <= reports[0].opened_bytes <= report.sealed_bytes
+    assert "/s, sealed" in str(report)
+    assert "verified, opened" in str(reports[0])
+    reports.clear()
+    clear = penstock.save(tmp_path / "clear", state)
+    penstock.load(tmp_path / "clear", report=reports.append)
+    assert (clear.sealed_bytes, reports[0].opened_bytes) == (0, 0)
+
+
 def test_a_save_into_a_store_is_one_save(tmp_path, counted):
     store = penstock.CheckpointStore(tmp_path)
     report = store.save(1, {"w": np.ones(3)})
@@ -475,6 +493,8 @@ KINDS = {
     "penstock_failure_interval_seconds": "gauge",
     "penstock_mirrors": "counter",
     "penstock_mirrored_bytes": "counter",
+    "penstock_sealed_bytes": "counter",
+    "penstock_opened_bytes": "counter",
     "penstock_mirror_seconds": "histogram",
     "penstock_last_mirror_timestamp_seconds": "gauge",
 }

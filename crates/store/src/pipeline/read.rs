@@ -103,6 +103,8 @@ pub(crate) struct Outcome {
     pub(crate) device_bytes: u64,
     /// Bytes requested from storage.
     pub(crate) bytes_read: u64,
+    /// Bytes of sealed chunks that were opened.
+    pub(crate) opened_bytes: u64,
 }
 
 /// Carries out a read plan. `targets` holds the caller's memory per request.
@@ -136,6 +138,7 @@ pub(crate) fn read(
         tally.damage.extend(worker_tally.damage);
         tally.bounced_bytes += worker_tally.bounced_bytes;
         tally.bytes_read += worker_tally.bytes_read;
+        tally.opened_bytes += worker_tally.opened_bytes;
         tally.mended.extend(worker_tally.mended);
     }
     if let Some(path) = &settings.replica {
@@ -167,6 +170,7 @@ pub(crate) fn read(
         bounced_bytes: tally.bounced_bytes,
         device_bytes,
         bytes_read: tally.bytes_read,
+        opened_bytes: tally.opened_bytes,
     })
 }
 
@@ -205,6 +209,7 @@ struct Tally {
     damage: Vec<Damage>,
     bounced_bytes: u64,
     bytes_read: u64,
+    opened_bytes: u64,
     /// File and offset of chunks read from the replica.
     mended: Vec<(usize, u64)>,
 }
@@ -499,6 +504,9 @@ impl<'a> Worker<'a> {
                 self.halt.stop();
                 return Ok(());
             }
+            let header_bytes = opener.header_bytes().saturating_sub(item.range.start);
+            let item_bytes = item.range.end - item.range.start;
+            self.tally.opened_bytes += item_bytes.saturating_sub(header_bytes);
         }
         let bytes = item.range.end - item.range.start;
         if damaged.is_empty() || self.on_damage == OnDamage::Survey {

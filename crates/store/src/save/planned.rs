@@ -252,10 +252,12 @@ impl PlannedWrite {
         let has_written = !self.plan.shards.is_empty() || links.copied_bytes > 0;
         let is_direct = run.is_direct && has_written;
         let headers = self.plan.shards.iter().map(|shard| shard.header.len());
+        let tensor_bytes = self.plan.bytes() - headers.sum::<usize>() as u64;
         Written {
             bytes: self.plan.bytes() + links.copied_bytes + part.bytes,
             part,
-            tensor_bytes: self.plan.bytes() - headers.sum::<usize>() as u64,
+            tensor_bytes,
+            sealed_bytes: if self.is_sealed { tensor_bytes } else { 0 },
             linked_bytes: links.linked_bytes,
             device_bytes: self.device_bytes,
             tensors: self.tensors.len() + self.linked.tensors.len(),

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from penstock.common.progress import Progress
     from penstock.tensors.native_rows import LoadTarget
 
-_SUMS = ("bytes", "bytes_read", "bounced_bytes", "device_bytes", "tensors", "files", "seconds")
+_SUMS = (
+    "bytes",
+    "bytes_read",
+    "bounced_bytes",
+    "device_bytes",
+    "opened_bytes",
+    "tensors",
+    "files",
+    "seconds",
+)
 """Fields that are added up when the reports of two reads are merged."""
 
 

@@ -29,6 +29,20 @@ class Entry(peers.Entry):
 WRITERS = {
     "penstock": Entry(OURS, "Penstock", "penstock", "save; loads verified", ("unverified",)),
     "penstock-async": Entry(OURS, "PenstockAsync", "penstock", "CheckpointStore.save_async"),
+    "penstock-sealed": Entry(
+        OURS,
+        "Penstock",
+        "penstock",
+        "as penstock, sealed by a key file",
+        options={"is_sealed": True},
+    ),
+    "penstock-async-sealed": Entry(
+        OURS,
+        "PenstockAsync",
+        "penstock",
+        "as penstock-async, sealed by a key file",
+        options={"is_sealed": True},
+    ),
     "torch.save": Entry(LIBRARIES, "TorchSave", "torch", "a file of each rank, buffered"),
     "safetensors": Entry(
         LIBRARIES,
@@ -42,6 +56,19 @@ WRITERS = {
     ),
     "torchsnapshot": Entry(
         LIBRARIES, "TorchSnapshot", "torchsnapshot", "chunks and slabs, 16 writes at a time"
+    ),
+    "tensorizer": Entry(
+        LIBRARIES,
+        "Tensorizer",
+        "tensorizer",
+        "flat; hashes stored, not verified on load; index of 256 KiB at most",
+    ),
+    "tensorizer-sealed": Entry(
+        LIBRARIES,
+        "Tensorizer",
+        "tensorizer",
+        "as tensorizer, each chunk encrypted by libsodium",
+        options={"is_sealed": True},
     ),
     "datastates": Entry(
         EMULATED,
@@ -57,3 +84,12 @@ WRITERS = {
     ),
 }
 """Every writer with what it is."""
+
+SEALED = "-sealed"
+"""The end of the name of a writer that encrypts; without it, it is the name of the clear one."""
+
+
+def with_sealed(names: list[str]) -> list[str]:
+    """The names, and those of the same writers that encrypt, where there are some."""
+    sealed = (f"{name}{SEALED}" for name in names)
+    return list(dict.fromkeys([*names, *(name for name in sealed if name in WRITERS)]))

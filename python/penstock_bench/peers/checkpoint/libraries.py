@@ -215,16 +215,29 @@ class FastSafetensors(Writer):
 
 
 class Tensorizer(Writer):
-    """The defaults: it chooses the number of readers by itself and does not verify."""
+    """The defaults: it chooses the number of readers by itself and does not verify.
+
+    Sealed, by a random key: opening checks the tag of each chunk, so names and order are not
+    authenticated.
+    """
 
     is_flat = True
     suffix = ".tensors"
+
+    def __init__(self, rank: int = 0, ranks: int = 1, *, is_sealed: bool = False) -> None:
+        from tensorizer import DecryptionParams, EncryptionParams
+
+        super().__init__(rank, ranks)
+        self._encryption = EncryptionParams.random() if is_sealed else None
+        self._decryption = None
+        if self._encryption is not None:
+            self._decryption = DecryptionParams.from_key(self._encryption.key)
 
     def save(self, directory: Path, state: Any) -> None:
         """`TensorSerializer.write_state_dict`."""
         from tensorizer import TensorSerializer
 
-        serializer = TensorSerializer(str(self.path(directory)))
+        serializer = TensorSerializer(str(self.path(directory)), encryption=self._encryption)
         serializer.write_state_dict(state)
         serializer.close()
 
@@ -232,7 +245,9 @@ class Tensorizer(Writer):
         """`TensorDeserializer`, everything at once."""
         from tensorizer import TensorDeserializer
 
-        with TensorDeserializer(str(self.path(directory)), device="cpu") as tensors:
+        with TensorDeserializer(
+            str(self.path(directory)), device="cpu", encryption=self._decryption
+        ) as tensors:
             return {name: tensors[name] for name in tensors}, None
 
 

@@ -1,8 +1,9 @@
-"""Penstock as it comes: saved at once, and in the background."""
+"""Penstock as it comes: saved at once, and in the background, clear or sealed."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,22 @@ if TYPE_CHECKING:
     from penstock_bench.workloads.content import StateSpec
 
 
+_KEY = hashlib.sha256(b"penstock bench").hexdigest()
+"""The key that ranks share. The state is drawn and thrown away, so the key is no secret."""
+
+
 class Penstock(Writer):
     """The defaults, which a user gets, or other options by name."""
 
     synced = "everything"
 
-    def __init__(self, rank: int = 0, ranks: int = 1, **options: Any) -> None:
+    def __init__(
+        self, rank: int = 0, ranks: int = 1, *, is_sealed: bool = False, **options: Any
+    ) -> None:
         super().__init__(rank, ranks)
         self._options = penstock.Options(**options)
+        self._sealing = penstock.Sealing([_KEY]) if is_sealed else None
+        self._identities = [_KEY] if is_sealed else None
 
     def input(self, source: StateSpec) -> Any:
         """The state; of several ranks, that of each is its own."""
@@ -34,7 +43,9 @@ class Penstock(Writer):
     def save(self, directory: Path, state: Any) -> Detail:
         """`penstock.save`."""
         path = directory / "state"
-        report = penstock.save(path, state, options=self._options, no_dist=self.ranks == 1)
+        report = penstock.save(
+            path, state, options=self._options, sealing=self._sealing, no_dist=self.ranks == 1
+        )
         return self._detail(report, path)
 
     def load(self, directory: Path, targets: Any, variant: str | None = None) -> tuple[Any, Detail]:
@@ -51,7 +62,9 @@ class Penstock(Writer):
         options = self._options
         if variant == "unverified":
             options = dataclasses.replace(options, verify=False)
-        state = penstock.load(path, options=options, report=reports.append)
+        state = penstock.load(
+            path, options=options, identities=self._identities, report=reports.append
+        )
         return state, dataclasses.asdict(reports[0])
 
     def _detail(self, report: penstock.reports.SaveReport, path: Path) -> Detail:
@@ -86,7 +99,10 @@ class PenstockAsync(Penstock):
             self.close()
             # It keeps the memory that it stages in from save to save.
             self._store = penstock.CheckpointStore(
-                directory.parent, options=self._options, no_dist=self.ranks == 1
+                directory.parent,
+                options=self._options,
+                sealing=self._sealing,
+                no_dist=self.ranks == 1,
             )
         step = _native.parse_step(directory.name)
         if step is None:

@@ -13,7 +13,7 @@ from penstock.checkpoint.loading.fetch import merged
 
 def read(bytes_read, *, is_direct):
     sums = dict.fromkeys(
-        ("bytes", "bounced_bytes", "device_bytes", "tensors", "files", "seconds"), 1
+        ("bytes", "bounced_bytes", "device_bytes", "opened_bytes", "tensors", "files", "seconds"), 1
     )
     return {
         **sums, "bytes_read": bytes_read, "phases": {}, "fallbacks": [], "direct_io": is_direct,

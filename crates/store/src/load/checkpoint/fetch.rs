@@ -153,6 +153,7 @@ impl Checkpoint {
             bytes_read: outcome.bytes_read,
             bounced_bytes: outcome.bounced_bytes,
             device_bytes: outcome.device_bytes,
+            opened_bytes: outcome.opened_bytes,
             tensors,
             files: sources.len(),
             seconds: begun.elapsed().as_secs_f64(),
