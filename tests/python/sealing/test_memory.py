@@ -1,4 +1,5 @@
-"""Secrets in the memory of a process that has sealed: none are left, and none are in core dumps.
+"""Secrets in the memory of a process that has sealed: none are left, and none are in core dumps,
+logs, traces and files.
 
 The process runs by itself and is read from outside, as its dump would be.
 """
@@ -22,8 +23,9 @@ from sealed_reader import SealedCheckpoint
 PASSPHRASE = "nine wet lamps under the quay"
 
 CHILD = """
-import gc, os, sys
+import gc, logging, os, sys
 import numpy as np
+logging.basicConfig(level=logging.DEBUG)
 import penstock
 from penstock import Sealing
 
@@ -89,8 +91,12 @@ def child(tmp_path):
     generate(tmp_path / "x25519")
     keys = [str(file), f"passphrase-file:{tmp_path}/passphrase", str(tmp_path / "x25519")]
     command = [sys.executable, "-c", CHILD, str(tmp_path), *keys]
+    environment = {**os.environ, "PENSTOCK_TRACE": str(tmp_path / "trace.json")}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:
+    with (
+        open(tmp_path / "log", "w") as log,
+        subprocess.Popen(command, text=True, stderr=log, env=environment, **pipes) as process,
+    ):
         assert process.stdout.readline() == "alive\n"
         yield process, tmp_path
         process.stdin.close()
@@ -141,3 +147,23 @@ def test_no_secret_is_in_a_dump_or_left_behind(child):
     process.stdin.flush()
     assert process.stdout.readline() == "over\n"
     assert places(process.pid, {**given, **derived}) == []
+
+
+def test_logs_traces_and_manifests_hold_no_secret(child):
+    process, root = child
+    given, derived = secrets_of(root)
+    process.communicate("\n")
+    secrets = {**given, **derived}
+    secrets |= {f"{name} in digits": secret.hex().encode() for name, secret in secrets.items()}
+    secrets |= {f"{name} as B": base64.b64encode(secret) for name, secret in secrets.items()}
+    sources = [root / name for name in ("key", "passphrase", "x25519")]
+    files = [file for file in root.rglob("*") if file.is_file() and file not in sources]
+    assert {"log", "trace.json", "manifest.json"} <= {file.name for file in files}
+    assert (root / "trace.json").stat().st_size > 0
+    found = [
+        (file.name, name)
+        for file in files
+        for name, secret in secrets.items()
+        if secret in file.read_bytes()
+    ]
+    assert found == []
