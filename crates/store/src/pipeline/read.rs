@@ -12,8 +12,8 @@
 //! Bytes for devices go through staging. The device copies them itself, many extents per call: a
 //! worker continues, and takes buffers back when it needs some or has nothing else to do.
 //!
-//! Bytes of sealed files go through staging. Once a chunk matches its digest it is opened on the way
-//! to its place; one that does not open is tampering.
+//! A chunk of a sealed file is opened once it matches its digest, in new memory where it was read
+//! or on the way from staging to its place. One that does not open is tampering.
 //!
 //! Some storage completes reads during submission (tmpfs, the page cache). A worker that detects
 //! this keeps few operations in flight, so that the bytes are still in the processor's caches when
