@@ -106,7 +106,7 @@ fn save_as(
 ) -> Result<SaveReport> {
     let begun = Instant::now();
     if sealing.is_some() {
-        check_sealable(publication, options)?;
+        check_sealable(publication)?;
     }
     // Checked before gigabytes are written in vain.
     check_manifest_size(publication.metadata.get().len())?;
@@ -254,21 +254,18 @@ fn seal_manifest(manifest: &mut Manifest, sealing: &Sealing, path: &Path) -> Res
     Ok(())
 }
 
-/// Refuses a sealed save that would leave something clear, or that is not tested yet.
+/// Refuses a sealed save that would leave something clear.
 ///
 /// # Errors
 /// [`Error::CannotSeal`].
-pub fn check_sealable(publication: &Publication, options: &Options) -> Result<()> {
-    let detail = if !publication.sidecars.files.is_empty() || publication.sidecars.group.is_some() {
-        "files beside the shards are for readers of models, and stay clear"
-    } else if !options.file_system.files().has_directories() {
-        "checkpoints in buckets are not sealed yet"
-    } else {
+pub fn check_sealable(publication: &Publication) -> Result<()> {
+    let sidecars = &publication.sidecars;
+    if sidecars.files.is_empty() && sidecars.group.is_none() {
         return Ok(());
-    };
+    }
     Err(Error::CannotSeal {
         path: publication.path.clone(),
-        detail: detail.to_owned(),
+        detail: "files beside the shards are for readers of models, and stay clear".to_owned(),
     })
 }
 
