@@ -29,7 +29,7 @@ use crate::FORMAT_VERSION;
 pub use crate::commit::Attempt;
 use crate::error::{Error, Result};
 use crate::format::description::{MANIFEST_BYTES_MAX, check_size, read_manifest, read_part};
-use crate::format::manifest::{self, Manifest, PartEntry, Partial};
+use crate::format::manifest::{self, Manifest, PartEntry};
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::report::{Fallback, FallbackKind, SaveReport};
@@ -37,6 +37,7 @@ use crate::seal::{Sealing, SealingEntry};
 pub use arena::Arena;
 pub use job::{Job, Shards, Staging};
 pub use linked::{Holder, Linked, LinkedFile, LinkedTensor};
+pub(crate) use planned::put_part;
 use planned::unreadable;
 pub use sidecar::Sidecars;
 pub use state::SaveState;
@@ -191,7 +192,7 @@ pub fn commit(
     publication: &Publication,
     parts: Vec<PartEntry>,
 ) -> Result<Committed> {
-    commit_as(attempt, publication, None, parts)
+    commit_as(attempt, publication, |_| {}, parts)
 }
 
 /// Whether an attempt has become the checkpoint at a path, for a rank that lost contact with the
@@ -200,16 +201,16 @@ pub fn is_committed(path: &Path, files: &dyn Files, attempt_id: &str) -> bool {
     read_manifest(path, files).is_ok_and(|(manifest, _)| manifest.id == attempt_id)
 }
 
-/// Commits as [`commit`] does; `partial` marks a salvaged checkpoint.
+/// Commits as [`commit`] does; `adjust` adds to the manifest before it is sealed.
 pub(crate) fn commit_as(
     mut attempt: Attempt,
     publication: &Publication,
-    partial: Option<Partial>,
+    adjust: impl FnOnce(&mut Manifest),
     parts: Vec<PartEntry>,
 ) -> Result<Committed> {
     let _span = trace::span("commit");
     let mut manifest = manifest_of(publication, attempt.id(), parts);
-    manifest.partial = partial;
+    adjust(&mut manifest);
     let unindexed = publication.sidecars.write(&mut manifest, &mut attempt)?;
     if let Some(sealing) = attempt.sealing() {
         seal_manifest(&mut manifest, sealing, &publication.path)?;
@@ -343,6 +344,7 @@ fn manifest_of(publication: &Publication, id: &str, parts: Vec<PartEntry>) -> Ma
         metadata: publication.metadata.clone(),
         partial: None,
         sidecars: Vec::new(),
+        copy_of: None,
         sealing: None,
         mac: None,
         wraps: None,
