@@ -53,15 +53,18 @@ identity_option = click.option(
     "aws-kms://; may be given more than once. [default: the file named by PENSTOCK_IDENTITIES]",
 )
 
-recipient_option = click.option(
-    "--recipient",
-    "recipients",
-    type=_KeyType(),
-    metavar="KEY",
-    multiple=True,
-    required=True,
-    help="A public key (age1…, ssh-ed25519 …), a URI of a key (aws-kms://…), a file of keys; may "
-    "be given more than once.",
+recipient_option, optional_recipient_option = (
+    click.option(
+        "--recipient",
+        "recipients",
+        type=_KeyType(),
+        metavar="KEY",
+        multiple=True,
+        required=is_required,
+        help="A public key (age1…, ssh-ed25519 …), a URI of a key (aws-kms://…), a file of keys; "
+        "may be given more than once.",
+    )
+    for is_required in (True, False)
 )
 
 
