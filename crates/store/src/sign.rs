@@ -15,4 +15,4 @@ mod statement;
 pub use hash::{Blake3, ChunkHash, Hashes};
 pub(crate) use hash::{FileHasher, StreamHasher};
 pub use penstock_keys::{SignatureFlaw, SignatureForm, Signers, SigningKey};
-pub(crate) use statement::{Contents, Statement};
+pub(crate) use statement::{Contents, Sha256s, Statement};

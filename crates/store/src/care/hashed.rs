@@ -13,6 +13,7 @@ use crate::format::name::MANIFEST;
 use crate::load::signed::Signed;
 use crate::progress::Progress;
 use crate::report::Problem;
+use crate::seal::Sha256;
 use crate::sign::{Blake3, Contents, StreamHasher};
 
 /// Bytes of one read of a file that is not the checkpoint's own.
@@ -46,7 +47,7 @@ impl Hashed {
                 Other::Ignored(name) => self.ignored.push(name),
                 Other::Strange(name) => self.strange.push(name),
                 Other::File(name) => {
-                    let hash = hash_file(&path.join(&name), files, progress)?;
+                    let (hash, _) = hash_file(&path.join(&name), files, progress)?;
                     self.files.insert(name, hash);
                 }
             }
@@ -117,12 +118,18 @@ impl Hashed {
     }
 }
 
-fn hash_file(file: &Path, files: &dyn Files, progress: &Progress) -> Result<Blake3> {
-    let mut hasher = StreamHasher::default();
+/// Hashes a file from its begin to its end.
+pub(super) fn hash_file(
+    file: &Path,
+    files: &dyn Files,
+    progress: &Progress,
+) -> Result<(Blake3, Sha256)> {
+    let mut hasher = StreamHasher::new();
     let mut offset = 0;
     loop {
         let piece = files.read_range(file, offset..offset + PIECE_BYTES);
         let piece = piece.map_err(Error::storage("read", file))?;
+        progress.check()?;
         progress.pay(piece.len() as u64)?;
         hasher.update(&piece);
         offset += piece.len() as u64;

@@ -7,20 +7,22 @@ use penstock_io::file_system::{Change, Entry, FileSystem, Files, Kind};
 use super::files::discard;
 use crate::error::{Error, Result};
 use crate::format::name::{self, MANIFEST, PROTECTED, is_attempt_file};
-use crate::sign::{Contents, SignatureForm, SigningKey, Statement};
+use crate::sign::{Contents, Sha256s, SignatureForm, SigningKey, Statement};
 
 /// Signs the contents of a checkpoint with each key, durably. A signature of the same form is
-/// replaced.
+/// replaced. Bundles list the SHA-256 of files, if there are any.
 pub(crate) fn put(
     path: &Path,
     file_system: &dyn FileSystem,
     contents: &Contents,
+    sha256s: Option<&Sha256s>,
     keys: &[SigningKey],
 ) -> Result<()> {
     let id = &contents.id;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let statement = Statement::new(&name, contents).text();
     for key in keys {
+        let sha256s = sha256s.filter(|_| key.form() == SignatureForm::Bundle);
+        let statement = Statement::new(&name, contents, sha256s).text();
         let signature = key.sign(&statement).map_err(|source| Error::Key {
             path: path.to_owned(),
             source,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use aws_lc_rs::digest;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use blake3::Hasher;
@@ -9,6 +10,8 @@ use blake3::hazmat::{
     HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::seal::Sha256;
 
 /// Bytes of a chunk, as of one digest: a subtree of BLAKE3, as it is a power of two.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -113,17 +116,29 @@ impl FileHasher {
     }
 }
 
-/// Hashes a file from its begin to its end.
-#[derive(Default)]
-pub(crate) struct StreamHasher(Hasher);
+/// Hashes a file from its begin to its end, in both ways.
+pub(crate) struct StreamHasher {
+    blake3: Hasher,
+    sha256: digest::Context,
+}
 
 impl StreamHasher {
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
+    pub(crate) fn new() -> StreamHasher {
+        StreamHasher {
+            blake3: Hasher::new(),
+            sha256: digest::Context::new(&digest::SHA256),
+        }
     }
 
-    pub(crate) fn finish(&self) -> Blake3 {
-        Blake3(self.0.finalize().into())
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.blake3.update(bytes);
+        self.sha256.update(bytes);
+    }
+
+    pub(crate) fn finish(self) -> (Blake3, Sha256) {
+        let mut sha256 = [0; 32];
+        sha256.copy_from_slice(self.sha256.finish().as_ref());
+        (Blake3(self.blake3.finalize().into()), Sha256(sha256))
     }
 }
 

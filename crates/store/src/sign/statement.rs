@@ -1,6 +1,8 @@
 //! Statements: in-toto, of the predicate that OpenSSF model signing defines.
 //!
-//! `model_signing verify` reads `resources` and `ignore_paths`, and leaves our own member alone.
+//! `model_signing verify` reads `resources` and `ignore_paths`, and leaves our own member alone. Its
+//! command line, in version 1.1.1, knows resources with SHA-256 only, so a statement may list those;
+//! then our own member has the BLAKE3 of every file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,6 +15,7 @@ use crate::seal::Sha256;
 const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
 const PREDICATE_TYPE: &str = "https://model_signing/signature/v1.0";
 const ALGORITHM: &str = "blake3";
+const SHA256: &str = "sha256";
 
 /// The files of a checkpoint that a statement lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +29,9 @@ pub(crate) struct Contents {
     /// Files and directories that belong to no reader of the checkpoint.
     pub(crate) ignored: Vec<String>,
 }
+
+/// The SHA-256 of every file that a statement lists.
+pub(crate) type Sha256s = BTreeMap<String, Sha256>;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Statement {
@@ -72,16 +78,35 @@ struct Resource {
 struct Own {
     id: String,
     manifest: Blake3,
+    /// All files, where the resources have other hashes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    files: Option<BTreeMap<String, Blake3>>,
 }
 
 impl Statement {
-    /// The statement about a directory; `name` is for people.
-    pub(crate) fn new(name: &str, contents: &Contents) -> Statement {
-        let root = root_of(contents.files.values());
-        let resource = |(name, hash): (&String, &Blake3)| Resource {
+    /// The statement about a directory; `name` is for people. Its resources are listed with their
+    /// SHA-256, if there are any.
+    pub(crate) fn new(name: &str, contents: &Contents, sha256s: Option<&Sha256s>) -> Statement {
+        let algorithm = sha256s.map_or(ALGORITHM, |_| SHA256);
+        let hashes: Vec<(&String, String, [u8; 32])> = match sha256s {
+            Some(hashes) => {
+                let hashes = hashes.iter();
+                hashes
+                    .map(|(name, hash)| (name, hash.to_string(), hash.0))
+                    .collect()
+            }
+            None => {
+                let hashes = contents.files.iter();
+                hashes
+                    .map(|(name, hash)| (name, hash.to_string(), hash.0))
+                    .collect()
+            }
+        };
+        let root = root_of(hashes.iter().map(|(.., hash)| *hash));
+        let resource = |(name, digest, _): (&String, String, [u8; 32])| Resource {
             name: name.clone(),
-            algorithm: ALGORITHM.to_owned(),
-            digest: hash.to_string(),
+            algorithm: algorithm.to_owned(),
+            digest,
         };
         Statement {
             kind: STATEMENT_TYPE.to_owned(),
@@ -93,15 +118,16 @@ impl Statement {
             predicate: Predicate {
                 serialization: Serialization {
                     method: "files".to_owned(),
-                    hash_type: ALGORITHM.to_owned(),
+                    hash_type: algorithm.to_owned(),
                     allow_symlinks: false,
                     ignore_paths: contents.ignored.clone(),
                 },
                 // Sorted by name, as `model_signing` sorts them.
-                resources: contents.files.iter().map(resource).collect(),
+                resources: hashes.into_iter().map(resource).collect(),
                 penstock: Some(Own {
                     id: contents.id.clone(),
                     manifest: contents.manifest,
+                    files: sha256s.map(|_| contents.files.clone()),
                 }),
             },
         }
@@ -126,41 +152,49 @@ impl Statement {
             predicate,
         } = statement;
         let serialization = &predicate.serialization;
+        let hash_type = serialization.hash_type.as_str();
         let is_ours = kind == STATEMENT_TYPE
             && predicate_type == PREDICATE_TYPE
             && serialization.method == "files"
-            && serialization.hash_type == ALGORITHM;
+            && matches!(hash_type, ALGORITHM | SHA256);
         if !is_ours {
             return Err(format!(
-                "its statement is not about files with their BLAKE3: {}, {}, {}",
+                "its statement is not about files with their BLAKE3 or SHA-256: {}, {}, {}",
                 shown(&predicate_type),
                 shown(&serialization.method),
-                shown(&serialization.hash_type)
+                shown(hash_type)
             ));
         }
         let Some(own) = predicate.penstock else {
             return Err("its statement names no checkpoint: sign it with `penstock sign`".into());
         };
-        let mut files = BTreeMap::new();
+        let mut listed = BTreeMap::new();
         for Resource {
             name,
             algorithm,
             digest,
         } in predicate.resources
         {
-            let Some(hash) = Blake3::parse(&digest).filter(|_| algorithm == ALGORITHM) else {
-                return Err(format!("{} has no BLAKE3", shown(&name)));
+            let Some(hash) = Blake3::parse(&digest).filter(|_| algorithm == hash_type) else {
+                return Err(format!("{} has no hash", shown(&name)));
             };
-            if files.insert(name.clone(), hash).is_some() {
+            if listed.insert(name.clone(), hash).is_some() {
                 return Err(format!("it lists {} twice", shown(&name)));
             }
         }
         let [subject] = subject.as_slice() else {
             return Err("its statement has not one subject".to_owned());
         };
-        if subject.digest.get("sha256") != Some(&root_of(files.values())) {
+        let root = root_of(listed.values().map(|hash| hash.0));
+        if subject.digest.get("sha256") != Some(&root) {
             return Err("the digest of its subject is not that of its files".to_owned());
         }
+        let files = match own.files {
+            // Both lists are about the same files.
+            Some(files) if files.keys().eq(listed.keys()) => files,
+            None if hash_type == ALGORITHM => listed,
+            _ => return Err("it does not list the BLAKE3 of its files".to_owned()),
+        };
         Ok(Contents {
             id: own.id,
             manifest: own.manifest,
@@ -171,8 +205,8 @@ impl Statement {
 }
 
 /// SHA-256 of all hashes, one after another.
-fn root_of<'a>(hashes: impl Iterator<Item = &'a Blake3>) -> String {
-    let hashes: Vec<[u8; 32]> = hashes.map(|hash| hash.0).collect();
+fn root_of(hashes: impl Iterator<Item = [u8; 32]>) -> String {
+    let hashes: Vec<[u8; 32]> = hashes.collect();
     Sha256::of(hashes.as_flattened()).to_string()
 }
 
@@ -199,8 +233,16 @@ mod tests {
 
     #[test]
     fn statements_round_trip() {
-        let statement = Statement::new("step-1", &contents());
-        assert_eq!(Statement::parse(&statement.text()), Ok(contents()));
+        let hash = |name: &String| (name.clone(), Sha256::of(name.as_bytes()));
+        let sha256s: Sha256s = contents().files.keys().map(hash).collect();
+        for sha256s in [None, Some(&sha256s)] {
+            let statement = Statement::new("step-1", &contents(), sha256s);
+            assert_eq!(Statement::parse(&statement.text()), Ok(contents()));
+        }
+        let mut other = contents();
+        other.files.remove("part");
+        let statement = Statement::new("step-1", &other, Some(&sha256s));
+        Statement::parse(&statement.text()).unwrap_err();
     }
 
     #[test]
@@ -220,7 +262,7 @@ mod tests {
             |s| s.predicate.penstock = None,
         ];
         for (number, lie) in lies.iter().enumerate() {
-            let mut statement = Statement::new("step-1", &contents());
+            let mut statement = Statement::new("step-1", &contents(), None);
             lie(&mut statement);
             Statement::parse(&statement.text()).expect_err(&number.to_string());
         }
