@@ -20,6 +20,10 @@ hands over a whole state. A framework with a plan of its own takes what is here:
   the saves' times, and says after which steps a save is due, for ``save_every="auto"``.
 - **Memory**: `of_array` and `of_tensor` find the `Memory` of an array or a tensor, which is read or
   written without a copy; `to_source` makes it a tensor of a part.
+- **Keys**: `SealingKeys` are the options ``sealing`` and ``identities`` of a plug-in. It gives
+  their ``sealing`` to a `penstock.Saver` or a `RankAttempt`, and their ``identities`` to
+  `penstock.load` or, as an `Unsealing`, to an `OpenCheckpoint`. In a sealed save by ranks each
+  makes a `KeyOffer` and gets a `HandedKey` for it.
 - **Arguments**: `decode_path`, `check_step`, `encode_metadata` and `to_native` check the arguments
   of users, and raise the errors of every other call. `warn` reports a problem of a save that
   continues, and never raises.
@@ -83,7 +87,13 @@ from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.loading.tied import check_model
 from penstock.checkpoint.ranks.barriers import Barriers
 from penstock.checkpoint.saving.groups import Files, Groups, read_files
-from penstock.checkpoint.saving.rank_save import PartVote, RankAttempt, check_in_group
+from penstock.checkpoint.saving.rank_save import (
+    HandedKey,
+    KeyOffer,
+    PartVote,
+    RankAttempt,
+    check_in_group,
+)
 from penstock.checkpoint.state.check import check_stateful, check_storable
 from penstock.checkpoint.state.flatten import Flattener, flatten
 from penstock.checkpoint.state.tree.scalars import TreeError
@@ -103,6 +113,8 @@ from penstock.checkpoint.view.view import View
 from penstock.common.paths import absolute
 from penstock.common.warn import warn
 from penstock.io.files import durable
+from penstock.sealing.sealing_keys import SealingKeys
+from penstock.sealing.unsealing import Unsealing
 from penstock.tensors.arguments import (
     check_step,
     decode_local_path,
@@ -130,6 +142,8 @@ __all__ = [
     "Frozen",
     "GlobalBox",
     "Groups",
+    "HandedKey",
+    "KeyOffer",
     "LiveState",
     "Memory",
     "Node",
@@ -138,9 +152,11 @@ __all__ = [
     "PartVote",
     "PerRank",
     "RankAttempt",
+    "SealingKeys",
     "StoredTensor",
     "TensorSource",
     "TreeError",
+    "Unsealing",
     "View",
     "absolute",
     "branches",

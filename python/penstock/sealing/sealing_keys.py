@@ -1,0 +1,109 @@
+"""`SealingKeys`: the keys with which a plug-in saves and loads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from penstock.errors import CannotSealError, NotSealedError
+from penstock.sealing.identities import Identities
+from penstock.sealing.sealing import Sealing, check_sealing
+from penstock.sealing.unsealing import Unsealing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.sealing.passphrase import Key
+
+
+class SealingKeys(NamedTuple):
+    """The keys with which a plug-in saves and loads, by its options ``sealing`` and ``identities``.
+
+    Whoever seals also demands sealed checkpoints: either option refuses clear ones.
+
+    Attributes:
+        sealing: For whom checkpoints are sealed; None for clear ones.
+        identities: As `penstock.load` and `penstock.inspect` take them.
+    """
+
+    sealing: Sealing | None = None
+    identities: Identities | None = None
+
+    @classmethod
+    def of(
+        cls,
+        sealing: Sealing | None = None,
+        identities: Identities | Key | Iterable[Key] | None = None,
+    ) -> Self:
+        """Returns the keys by the arguments of a plug-in.
+
+        Args:
+            sealing: For whom checkpoints are sealed; None for clear ones.
+            identities: Keys that open sealed checkpoints; None for the file that
+                ``PENSTOCK_IDENTITIES`` names, if any.
+
+        Raises:
+            KeyFileError: An identity is no secret key.
+            StorageError: A file of identities cannot be read.
+            TypeError: An argument has the wrong type.
+        """
+        check_sealing(sealing)
+        if sealing is None and identities is None:
+            return cls()
+        return cls(sealing, Identities.resolve(identities) or Identities.none())
+
+    @classmethod
+    def of_lists(cls, recipients: Iterable[Key], identities: Iterable[Key]) -> Self:
+        """Returns the keys by two lists of a configuration, of which an empty one stands for None.
+
+        Args:
+            recipients: Recipients: public keys, URIs or paths.
+            identities: Paths of files with identities, or URIs.
+
+        Raises:
+            KeyFileError: A key is none.
+            StorageError: A file cannot be read.
+            TypeError: A key has the wrong type.
+        """
+        return cls.of(Sealing(recipients) if recipients else None, identities or None)
+
+    @property
+    def is_demanded(self) -> bool:
+        """Whether clear checkpoints are refused."""
+        return self.identities is not None
+
+    @property
+    def unsealing(self) -> Unsealing:
+        """How checkpoints are opened."""
+        return Unsealing.of(self.identities)
+
+    def refuse_clear(self, path: str, what: str) -> None:
+        """Refuses another library's checkpoint, which is clear, where sealed ones are demanded.
+
+        Args:
+            path: Its path.
+            what: Whose checkpoint it is, such as ``"a checkpoint of Accelerate's own"``.
+
+        Raises:
+            NotSealedError: Sealed checkpoints are demanded.
+        """
+        if self.is_demanded:
+            raise NotSealedError(
+                f"{path} is {what}, which is clear, and a sealed one is demanded; find out who put "
+                "it there; to load it, leave sealing= and identities= out",
+                path=path,
+            )
+
+    def refuse_sealing(self, path: str, what: str) -> None:
+        """Refuses a save that would leave something clear.
+
+        Args:
+            path: The checkpoint's directory.
+            what: What would stay clear, and why.
+
+        Raises:
+            CannotSealError: Checkpoints are sealed.
+        """
+        if self.sealing is not None:
+            raise CannotSealError(
+                f"{path}: {what}; leave that out, or save without sealing=", path=path
+            )
