@@ -23,7 +23,8 @@ hands over a whole state. A framework with a plan of its own takes what is here:
 - **Keys**: `SealingKeys` are the options ``sealing`` and ``identities`` of a plug-in. It gives
   their ``sealing`` to a `penstock.Saver` or a `RankAttempt`, and their ``identities`` to
   `penstock.load` or, as an `Unsealing`, to an `OpenCheckpoint`. In a sealed save by ranks each
-  makes a `KeyOffer` and gets a `HandedKey` for it.
+  makes a `KeyOffer` and gets a `HandedKey` for it. After errors `AGAINST_KEYS` no older checkpoint
+  is tried.
 - **Arguments**: `decode_path`, `check_step`, `encode_metadata` and `to_native` check the arguments
   of users, and raise the errors of every other call. `warn` reports a problem of a save that
   continues, and never raises.
@@ -113,7 +114,7 @@ from penstock.checkpoint.view.view import View
 from penstock.common.paths import absolute
 from penstock.common.warn import warn
 from penstock.io.files import durable
-from penstock.sealing.sealing_keys import SealingKeys
+from penstock.sealing.sealing_keys import AGAINST_KEYS, SealingKeys
 from penstock.sealing.unsealing import Unsealing
 from penstock.tensors.arguments import (
     check_step,
@@ -127,6 +128,7 @@ from penstock.tensors.memory import CPU, Memory, of_array, of_tensor, to_source
 from penstock.tensors.native_rows import GlobalBox, TensorSource
 
 __all__ = [
+    "AGAINST_KEYS",
     "CPU",
     "LEVELS_MAX",
     "MANIFEST",

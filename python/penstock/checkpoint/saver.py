@@ -75,6 +75,9 @@ class Saver(Closing):
         no_dist: Save without other ranks.
         sealing: For whom each checkpoint is sealed; see `penstock.save`. None for clear ones.
 
+    Attributes:
+        sealing: The same, for later saves.
+
     Raises:
         ValueError: An argument is out of range.
         TypeError: ``sealing`` is no `Sealing`.
@@ -102,7 +105,7 @@ class Saver(Closing):
         self._options = options
         self._process_group = process_group
         self._no_dist = no_dist
-        self._sealing = sealing
+        self.sealing = sealing
         self._last = LastSave()
         self._arena: _native.Arena | None = None
         self._process = os.getpid()
@@ -127,7 +130,7 @@ class Saver(Closing):
                 of `penstock.save`.
         """
         destination = _destination(
-            path, step, metadata, overwrite, groups, files, self._sealing
+            path, step, metadata, overwrite, groups, files, self.sealing
         )
         return self._save(destination, state, progress)
 
@@ -200,7 +203,7 @@ class Saver(Closing):
             PenstockError: The error of the last save, if it has not been raised yet.
         """
         return self._save_async(
-            _destination(path, step, metadata, overwrite, groups, files, self._sealing),
+            _destination(path, step, metadata, overwrite, groups, files, self.sealing),
             state,
             lazy=lazy,
             if_busy=if_busy,

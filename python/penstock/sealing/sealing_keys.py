@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from penstock.errors import CannotSealError, NotSealedError
+from penstock.errors import (
+    CannotSealError,
+    KeyFileError,
+    KmsError,
+    NotSealedError,
+    SealedError,
+    TamperedError,
+    WrongKeyError,
+)
 from penstock.sealing.identities import Identities
 from penstock.sealing.sealing import Sealing, check_sealing
 from penstock.sealing.unsealing import Unsealing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from penstock.sealing.passphrase import Key
+
+
+AGAINST_KEYS = (TamperedError, WrongKeyError, KmsError, SealedError, NotSealedError)
+"""Errors after which nobody goes back to an older checkpoint by itself.
+
+Whoever can write to the storage can cause them, and would choose the checkpoint of the run.
+"""
+
+
+SECRET = re.compile(
+    r"\s*(AGE-SECRET-KEY-|PENSTOCK-SECRET-KEY-|-----BEGIN |[0-9a-f]{64}\s*$)", re.I
+)
+"""The beginning of a secret key, which stands in no command line and no configuration."""
+
+
+def _check_public(name: str, keys: Sequence[str]) -> None:
+    for index, key in enumerate(keys):
+        if isinstance(key, str) and SECRET.match(key):
+            raise KeyFileError(
+                f"{name}[{index}] is a secret key, and configurations are logged and stored: give "
+                "the path of its file"
+            )
 
 
 class SealingKeys(NamedTuple):
@@ -52,7 +83,7 @@ class SealingKeys(NamedTuple):
         return cls(sealing, Identities.resolve(identities) or Identities.none())
 
     @classmethod
-    def of_lists(cls, recipients: Iterable[Key], identities: Iterable[Key]) -> Self:
+    def of_lists(cls, recipients: Sequence[str], identities: Sequence[str]) -> Self:
         """Returns the keys by two lists of a configuration, of which an empty one stands for None.
 
         Args:
@@ -60,10 +91,12 @@ class SealingKeys(NamedTuple):
             identities: Paths of files with identities, or URIs.
 
         Raises:
-            KeyFileError: A key is none.
+            KeyFileError: A key is none, or stands in the configuration itself.
             StorageError: A file cannot be read.
             TypeError: A key has the wrong type.
         """
+        _check_public("sealing", recipients)
+        _check_public("identities", identities)
         return cls.of(Sealing(recipients) if recipients else None, identities or None)
 
     @property

@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 
     from penstock.options import Options
 
-CLEAR = SealingKeys()
-"""No keys."""
-
-_keys = CLEAR
+_keys = directory.NO_KEYS
 """The keys of `enable`."""
 
 _CHANGES_BYTES = ("_extensions", "serialization_format")
@@ -56,7 +53,7 @@ class DefaultWriter(StorageWriter):
         *,
         overwrite: bool = True,
         options: Options | None = None,
-        keys: SealingKeys = CLEAR,
+        keys: SealingKeys = directory.NO_KEYS,
     ) -> None:
         super().__init__(path, overwrite=overwrite, options=options, sealing=keys.sealing)
         self._replaced: str | None = None

@@ -28,11 +28,14 @@ from penstock.errors import StorageError
 from penstock.integrations.dcp.layout import NOTE
 from penstock.plugin import OpenCheckpoint, SealingKeys, durable, is_checkpoint
 
+NO_KEYS = SealingKeys()
+"""No keys but those that the environment names."""
+
 REPLACED = "replaced"
 """The member of the note of `layout` that holds the digest of the replaced `.metadata`."""
 
 
-def holds_dcp(path: str, keys: SealingKeys) -> bool:
+def holds_dcp(path: str, keys: SealingKeys = NO_KEYS) -> bool:
     """Whether the newest complete checkpoint in a directory is of DCP's own format.
 
     Args:

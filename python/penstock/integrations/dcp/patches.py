@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from penstock.integrations.dcp import defaults
+from penstock.integrations.dcp import defaults, directory
 from penstock.integrations.dcp.paths import is_local
 from penstock.integrations.versions import Probe, check_version, self_check
 from penstock.plugin import SealingKeys, to_native
@@ -167,7 +167,7 @@ def disable() -> None:
     if _enabled is not None:
         _enabled._take_back()
         _enabled = None
-        defaults.use_keys(defaults.CLEAR)
+        defaults.use_keys(directory.NO_KEYS)
 
 
 def _probe() -> None:
@@ -300,7 +300,7 @@ def _setting_up(
             return theirs(storage, checkpoint_id, reader)
         if not reader:
             self_check("torch", _try_out)
-        further = {"keys": defaults.CLEAR} if _is_trial else {}
+        further = {"keys": directory.NO_KEYS} if _is_trial else {}
         return (reader_of if reader else writer)(checkpoint_id, **further)
 
     return set_up
