@@ -86,6 +86,7 @@ from penstock.checkpoint.loading.opened import (
 from penstock.checkpoint.loading.path_kind import check_no_store, describe, is_checkpoint
 from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.loading.tied import check_model
+from penstock.checkpoint.loading.unsealed import check_unsealing
 from penstock.checkpoint.ranks.barriers import Barriers
 from penstock.checkpoint.saving.groups import Files, Groups, read_files
 from penstock.checkpoint.saving.rank_save import (
@@ -168,6 +169,7 @@ __all__ = [
     "check_stateful",
     "check_step",
     "check_storable",
+    "check_unsealing",
     "decode_local_path",
     "decode_path",
     "describe",
