@@ -39,7 +39,7 @@ SECRET = re.compile(
 
 def _check_public(name: str, keys: Sequence[str]) -> None:
     for index, key in enumerate(keys):
-        if isinstance(key, str) and SECRET.match(key):
+        if SECRET.match(key):
             raise KeyFileError(
                 f"{name}[{index}] is a secret key, and configurations are logged and stored: give "
                 "the path of its file"
@@ -98,6 +98,11 @@ class SealingKeys(NamedTuple):
         _check_public("sealing", recipients)
         _check_public("identities", identities)
         return cls.of(Sealing(recipients) if recipients else None, identities or None)
+
+    @property
+    def can_open(self) -> bool:
+        """Whether there are identities of these keys, which may yet be the wrong ones."""
+        return self.identities is not None and self.identities.native is not None
 
     @property
     def is_demanded(self) -> bool:
