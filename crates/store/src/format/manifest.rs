@@ -362,6 +362,7 @@ mod tests {
                 bytes: 2,
                 digest: Digest::of(b"{}"),
             }],
+            copy_of: None,
             sealing: None,
             mac: None,
             wraps: None,
