@@ -144,7 +144,7 @@ impl Claim<'_> {
         source: &HostRegion,
         start: u64,
         place: &mut [u8],
-        seal: Option<&dyn Fn(&[u8], &mut [u8]) -> Result<Tag>>,
+        seal: Option<Seal<'_>>,
     ) -> Option<Result<Tag>> {
         let edges = self.staging_queue.edges.as_deref();
         if let Some(seal) = seal
@@ -167,6 +167,9 @@ impl Claim<'_> {
     }
 }
 
+/// Seals a chunk on its way from the caller's memory to its place.
+type Seal<'a> = &'a dyn Fn(&[u8], &mut [u8]) -> Result<Tag>;
+
 /// Seals the chunks of an extent that lie in one piece.
 struct SealedCopy<'a> {
     sealer: &'a ShardSealer,
@@ -186,11 +189,7 @@ impl SealedCopy<'_> {
         at: usize,
         mut place: &mut [u8],
         mut source: u64,
-        mut copy: impl FnMut(
-            u64,
-            &mut [u8],
-            Option<&dyn Fn(&[u8], &mut [u8]) -> Result<Tag>>,
-        ) -> Option<Result<Tag>>,
+        mut copy: impl FnMut(u64, &mut [u8], Option<Seal<'_>>) -> Option<Result<Tag>>,
     ) {
         let mut offset = self.start + at as u64;
         while !place.is_empty() {
@@ -200,7 +199,10 @@ impl SealedCopy<'_> {
             let is_whole = offset.is_multiple_of(CHUNK_BYTES) && offset + bytes as u64 == chunk_end;
             let part = take(&mut place, bytes);
             let sealer = self.sealer;
-            let seal = |text: &[u8], sealed: &mut [u8]| sealer.seal_to(index, text, sealed);
+            let seal = |text: &[u8], sealed: &mut [u8]| {
+                let _span = trace::span("seal");
+                sealer.seal_to(index, text, sealed)
+            };
             let tag = match is_whole {
                 true => copy(source, part, Some(&seal)),
                 false => copy(source, part, None),
