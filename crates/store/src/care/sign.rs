@@ -107,7 +107,7 @@ fn sha256s(
     };
     let hashes: Vec<Result<Vec<_>>> = thread::scope(|scope| {
         let readers = readers.min(READERS_MAX).min(names.len());
-        let readers: Vec<_> = (0..readers).map(|_| scope.spawn(&read)).collect();
+        let readers: Vec<_> = (0..readers).map(|_| scope.spawn(read)).collect();
         let join = |reader: thread::ScopedJoinHandle<'_, _>| reader.join().expect("it reads");
         readers.into_iter().map(join).collect()
     });
