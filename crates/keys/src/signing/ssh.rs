@@ -1,8 +1,11 @@
 //! Ed25519 keys of ssh, and signatures as `ssh-keygen -Y sign` makes them.
 
 use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, UnparsedPublicKey};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use ssh_key::public::KeyData;
 use ssh_key::{Algorithm, HashAlg, LineEnding, PrivateKey, PublicKey, Signature, SshSig};
+use zeroize::Zeroizing;
 
 use super::{SignatureFlaw, bad};
 
@@ -22,7 +25,8 @@ pub(super) struct SshPublic(KeyData);
 impl SshKey {
     /// Reads a file of ssh-keygen.
     pub(super) fn from_openssh(pem: &[u8]) -> Result<SshKey, String> {
-        let key = PrivateKey::from_openssh(pem)
+        let binary = decode(pem).ok_or_else(|| "it is no private key of ssh".to_owned())?;
+        let key = PrivateKey::from_bytes(&binary)
             .map_err(|error| format!("it is no private key of ssh: {error}"))?;
         if key.is_encrypted() {
             return Err(
@@ -58,6 +62,18 @@ impl SshKey {
         };
         signed().map_err(|error| error.to_string())
     }
+}
+
+/// The bytes of a key's text. Programs break its lines at different places, and the library takes
+/// those of ssh-keygen alone.
+fn decode(pem: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    let text = str::from_utf8(pem).ok()?;
+    let (_, rest) = text.split_once("-----BEGIN OPENSSH PRIVATE KEY-----")?;
+    let (body, _) = rest.split_once("-----END OPENSSH PRIVATE KEY-----")?;
+    // As long as all of it, as a vector that grows leaves copies in freed memory.
+    let mut digits = Zeroizing::new(Vec::with_capacity(body.len()));
+    digits.extend(body.bytes().filter(|byte| !byte.is_ascii_whitespace()));
+    STANDARD.decode(&*digits).ok().map(Zeroizing::new)
 }
 
 impl SshPublic {

@@ -16,13 +16,12 @@ use crate::format::manifest::Manifest;
 use crate::format::name::MANIFEST;
 use crate::format::part::{Missing, MissingKind, Part, Rank, TensorEntry};
 use crate::lease::Lease;
-use crate::load::signed::Signed;
+use crate::load::signed::{Signed, SignedShards};
 use crate::plan::reshard::GlobalTensors;
 use crate::seal::{DataKey, ShardOpener, Unsealing};
 use crate::tier;
 
 pub use self::fetch::Loaded;
-use self::hashes::SignedShards;
 
 /// How often a checkpoint may be replaced while it is opened.
 const REPLACED_MAX: usize = 16;

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use penstock_io::file_system::Files;
 
@@ -12,8 +13,9 @@ use crate::error::{Error, Result};
 use crate::format::description::MANIFEST_BYTES_MAX;
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST};
+use crate::format::part::FileEntry;
 use crate::format::plain;
-use crate::sign::{Blake3, Contents, SignatureFlaw, Signers, Statement};
+use crate::sign::{Blake3, Contents, Hashes, SignatureFlaw, Signers, Statement};
 
 /// The contents of a checkpoint as somebody who is trusted has signed them.
 #[derive(Debug)]
@@ -100,6 +102,44 @@ impl Signed {
             file,
             format!("it is not the file that {signer} signed"),
         )
+    }
+}
+
+/// The signed hashes of the shards, in the order of the merged part.
+#[derive(Debug)]
+pub(crate) struct SignedShards {
+    /// The key that signed, in public.
+    pub(crate) signer: String,
+    pub(crate) files: Vec<Blake3>,
+    /// Hashes of the chunks of each shard, once they are known.
+    pub(crate) chunks: Vec<OnceLock<Hashes>>,
+}
+
+impl SignedShards {
+    /// The hashes that a signature lists for these shards.
+    ///
+    /// # Errors
+    /// [`Error::Signature`] if it does not cover one, or a part's hashes are not those of it.
+    pub(crate) fn of(path: &Path, signed: Signed, shards: &[FileEntry]) -> Result<SignedShards> {
+        let mut files = Vec::with_capacity(shards.len());
+        let mut chunks = Vec::with_capacity(shards.len());
+        for shard in shards {
+            let hash = signed.hash_of(path, &shard.name)?;
+            let known = OnceLock::new();
+            if let Some(hashes) = &shard.blake3 {
+                if hashes.root(shard.bytes) != hash {
+                    return Err(signed.other(path, &shard.name));
+                }
+                known.set(hashes.clone()).expect("it is new");
+            }
+            files.push(hash);
+            chunks.push(known);
+        }
+        Ok(SignedShards {
+            signer: signed.signer,
+            files,
+            chunks,
+        })
     }
 }
 

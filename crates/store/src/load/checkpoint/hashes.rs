@@ -4,57 +4,16 @@
 //! Otherwise the whole shard is read once, before anything of it is loaded. Either way each chunk is
 //! compared when it is loaded, so nothing is handed out that was exchanged in between.
 
-use std::path::Path;
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 use super::Checkpoint;
 use crate::error::{Error, Result};
-use crate::format::part::FileEntry;
-use crate::load::signed::Signed;
 use crate::options::{Options, Settings};
 use crate::pipeline::read::{Hashing, OnDamage, Source, read};
 use crate::plan::read::{FileFacts, plan};
 use crate::progress::Progress;
 use crate::report::Run;
-use crate::sign::{Blake3, ChunkHash, Hashes};
-
-/// The signed hashes of the shards, in the order of the merged part.
-#[derive(Debug)]
-pub(super) struct SignedShards {
-    /// The key that signed, in public.
-    pub(super) signer: String,
-    files: Vec<Blake3>,
-    /// Hashes of the chunks of each shard, once they are known.
-    chunks: Vec<OnceLock<Hashes>>,
-}
-
-impl SignedShards {
-    /// The hashes that a signature lists for these shards.
-    ///
-    /// # Errors
-    /// [`Error::Signature`] if it does not cover one, or a part's hashes are not those of it.
-    pub(super) fn of(path: &Path, signed: Signed, shards: &[FileEntry]) -> Result<SignedShards> {
-        let mut files = Vec::with_capacity(shards.len());
-        let mut chunks = Vec::with_capacity(shards.len());
-        for shard in shards {
-            let hash = signed.hash_of(path, &shard.name)?;
-            let known = OnceLock::new();
-            if let Some(hashes) = &shard.blake3 {
-                if hashes.root(shard.bytes) != hash {
-                    return Err(signed.other(path, &shard.name));
-                }
-                known.set(hashes.clone()).expect("it is new");
-            }
-            files.push(hash);
-            chunks.push(known);
-        }
-        Ok(SignedShards {
-            signer: signed.signer,
-            files,
-            chunks,
-        })
-    }
-}
+use crate::sign::{ChunkHash, Hashes};
 
 impl Checkpoint {
     /// How the chunks of a shard are checked while they are loaded; see
