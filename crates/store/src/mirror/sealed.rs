@@ -77,7 +77,7 @@ impl<'a> SealedCopy<'a> {
             return Ok(copied);
         }
         let planned = self.plan()?;
-        match self.save(planned, sealing) {
+        match self.save(planned, &sealing) {
             // Another process may have made the copy meanwhile.
             Err(Error::Exists { .. }) => self.existing()?.ok_or_else(|| self.exists()),
             result => result,
@@ -168,7 +168,7 @@ impl<'a> SealedCopy<'a> {
         part.files.iter().zip(ends).map(header).collect()
     }
 
-    fn save(&self, planned: Vec<PlannedPart>, sealing: Sealing) -> Result<Copied> {
+    fn save(&self, planned: Vec<PlannedPart>, sealing: &Sealing) -> Result<Copied> {
         let mut attempt = Attempt::begin(self.to, false, &self.target, self.progress)?;
         attempt.seal(sealing.clone());
         let (mut parts, mut bytes, mut files) = (Vec::with_capacity(planned.len()), 0, 1);
@@ -176,7 +176,7 @@ impl<'a> SealedCopy<'a> {
             let shards = &planned.part.files;
             bytes += shards.iter().map(|file| file.bytes).sum::<u64>();
             files += shards.len() + 1;
-            let part = self.send_rank(&mut attempt, planned, &sealing)?;
+            let part = self.send_rank(&mut attempt, planned, sealing)?;
             bytes += part.bytes;
             parts.push(part);
         }
