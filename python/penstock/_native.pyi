@@ -425,8 +425,18 @@ def open(
     *,
     demanded: bool = False,
     sealed_ok: bool = False,
+    signers: Signers | None = None,
 ) -> Checkpoint: ...
-def verify(path: str, *, options: dict[str, object], progress: _Progress) -> dict[str, Any]: ...
+def verify(
+    path: str,
+    *,
+    options: dict[str, object],
+    progress: _Progress,
+    signers: Signers | None = None,
+) -> dict[str, Any]: ...
+def sign(
+    path: str, keys: SigningKeys, *, options: dict[str, object], progress: _Progress
+) -> dict[str, Any]: ...
 def mirror(
     path: str,
     url: str,
@@ -661,6 +671,16 @@ class Identities:
     def __new__(cls, keys: list[tuple[str, str, bytes]], kms: _Kms | None) -> Identities: ...
     def count(self) -> int: ...
     def open(self, wraps: str) -> AttemptKey: ...
+
+@final
+class SigningKeys:
+    def __new__(cls, keys: list[tuple[str, str, bytes]]) -> SigningKeys: ...
+    def signers(self) -> list[str]: ...
+
+@final
+class Signers:
+    def __new__(cls, keys: list[tuple[str, str, bytes]]) -> Signers: ...
+    def count(self) -> int: ...
 
 @final
 class AttemptKey:

@@ -349,5 +349,6 @@ fn manifest_of(publication: &Publication, id: &str, parts: Vec<PartEntry>) -> Ma
         mac: None,
         wraps: None,
         covered: Vec::new(),
+        hash: None,
     }
 }

@@ -289,6 +289,8 @@ impl<'a> SealedCopy<'a> {
             digest: Digest::of_chunks(&sent.digests, bytes),
             chunk_bytes: CHUNK_BYTES,
             chunks: sent.digests,
+            // Signatures are of files, and these are others.
+            blake3: None,
             sealed: Some(SealedFile {
                 header_bytes,
                 commitment,

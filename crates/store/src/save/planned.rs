@@ -202,6 +202,7 @@ impl PlannedWrite {
                     commitment,
                     tags: Tags(tags),
                 }),
+                blake3: None,
             }
         };
         let mut files: Vec<_> = shards.into_iter().enumerate().map(written).collect();
