@@ -129,7 +129,7 @@ impl<'a> Program<'a> {
     }
 
     fn save(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
-        let is_sealed = seed % 2 == 0;
+        let is_sealed = seed.is_multiple_of(2);
         self.options.is_sealed = is_sealed;
         let saved = self.save_state(step, seed, sample(seed).state(), overwrite);
         self.options.is_sealed = false;

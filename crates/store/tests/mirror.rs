@@ -832,7 +832,14 @@ fn apply_late(bucket: &Bucket) {
 fn mirror_sealed_to(from: &Path, to: &Path) -> Result<MirrorReport> {
     let (mirroring, options) = (Mirroring::default(), Options::default());
     let progress = Progress::default();
-    mirror_sealed(from, to, sealed::sealing(), &mirroring, &options, &progress)
+    mirror_sealed(
+        from,
+        to,
+        &sealed::sealing(),
+        &mirroring,
+        &options,
+        &progress,
+    )
 }
 
 /// A checkpoint of two ranks, with shards of several parts and of less than one.

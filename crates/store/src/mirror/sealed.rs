@@ -71,13 +71,13 @@ impl<'a> SealedCopy<'a> {
         }
     }
 
-    pub(super) fn run(&self, sealing: Sealing) -> Result<Copied> {
+    pub(super) fn run(&self, sealing: &Sealing) -> Result<Copied> {
         if let Some(copied) = self.existing()? {
             self.progress.advance(self.ends.checkpoint.size().0);
             return Ok(copied);
         }
         let planned = self.plan()?;
-        match self.save(planned, &sealing) {
+        match self.save(planned, sealing) {
             // Another process may have made the copy meanwhile.
             Err(Error::Exists { .. }) => self.existing()?.ok_or_else(|| self.exists()),
             result => result,

@@ -373,7 +373,7 @@ impl Client {
         };
         // Sealed and clear checkpoints replace each other.
         let options = Options {
-            is_sealed: seed % 2 == 0,
+            is_sealed: seed.is_multiple_of(2),
             ..self.options.clone()
         };
         let work = || sealed::save(state, &publication, &options, &Progress::default());
