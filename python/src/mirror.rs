@@ -19,7 +19,7 @@ use crate::options::NativeOptions;
 fn copy(
     path: &Path,
     url: &Path,
-    sealing: Option<Sealing>,
+    sealing: Option<&Sealing>,
     mirroring: &Mirroring,
     options: &Options,
     progress: &Progress,
@@ -67,7 +67,14 @@ pub fn mirror<'py>(
     };
     let sealing = sealing.map(|key| key.sealing());
     let report = call::run(py, &progress, |progress| {
-        copy(&path, &url, sealing, &mirroring, &options.0, progress)
+        copy(
+            &path,
+            &url,
+            sealing.as_ref(),
+            &mirroring,
+            &options.0,
+            progress,
+        )
     })?;
     of_mirror(py, &path, &url, &report)
 }
@@ -112,7 +119,14 @@ impl MirrorJob {
         let sealing = sealing.map(|key| key.sealing());
         let report = call::without_gil(py, || {
             let progress = &self.progress;
-            let report = copy(&path, &url, sealing, &mirroring, &options, progress);
+            let report = copy(
+                &path,
+                &url,
+                sealing.as_ref(),
+                &mirroring,
+                &options,
+                progress,
+            );
             while self.is_left.load(Ordering::Relaxed) {
                 thread::park();
             }

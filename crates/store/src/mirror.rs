@@ -119,7 +119,7 @@ pub fn mirror(
 pub fn mirror_sealed(
     from: &Path,
     to: &Path,
-    sealing: Sealing,
+    sealing: &Sealing,
     mirroring: &Mirroring,
     options: &Options,
     progress: &Progress,

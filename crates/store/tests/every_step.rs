@@ -16,13 +16,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use common::expect::{Expected, Note};
-use common::{Sample, engines, errno, faulty_storage, held, names, publication};
+use common::{Sample, engines, errno, faulty_storage, held, names, publication, sealed};
 use penstock_io::engine::EngineChoice;
 use penstock_io::faulty::{Failure, Faults, Repeat};
 use penstock_store::format::manifest::PartEntry;
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::{Attempt, Publication, SaveState, commit, save, write_rank};
+use penstock_store::save::{Attempt, Publication, SaveState, commit, write_rank};
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
@@ -129,7 +129,11 @@ impl<'a> Program<'a> {
     }
 
     fn save(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
-        self.save_state(step, seed, sample(seed).state(), overwrite)
+        let is_sealed = seed.is_multiple_of(2);
+        self.options.is_sealed = is_sealed;
+        let saved = self.save_state(step, seed, sample(seed).state(), overwrite);
+        self.options.is_sealed = false;
+        saved
     }
 
     fn save_state(
@@ -141,7 +145,7 @@ impl<'a> Program<'a> {
     ) -> Result<()> {
         (self.note)(Note::Saving(step, vec![seed]));
         let publication = step_publication(&self.store, step, overwrite);
-        save(state, &publication, &self.options, &Progress::default())?;
+        sealed::save(state, &publication, &self.options, &Progress::default())?;
         (self.note)(Note::Saved(step, vec![seed]));
         Ok(())
     }

@@ -14,16 +14,16 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
 
-use common::{Rng, Sample, engines, faulty, names, number, publication, served, sidecars};
+use common::{Rng, Sample, engines, faulty, names, number, publication, sealed, served, sidecars};
 use penstock_io::buffer::Memory;
 use penstock_io::engine::{Op, OpKind};
 use penstock_io::faulty::{Failure, Faults, Repeat};
 use penstock_io::file::File;
 use penstock_object::{Address, Objects, Remote, buckets};
 use penstock_object_server::{Bucket, Call, Entry, Fault, Server};
-use penstock_store::mirror::{MirrorReport, Mirroring, mirror};
+use penstock_store::mirror::{MirrorReport, Mirroring, mirror, mirror_sealed};
 use penstock_store::options::Options;
-use penstock_store::save::{Publication, save};
+use penstock_store::save::{Attempt, Publication, commit, save, write_rank};
 use penstock_store::{Error, MANIFEST, Progress, Result};
 
 const MIB: usize = 1 << 20;
@@ -825,4 +825,147 @@ fn apply_late(bucket: &Bucket) {
         before = bucket.journal().len();
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+// Sealed copies of clear checkpoints.
+
+fn mirror_sealed_to(from: &Path, to: &Path) -> Result<MirrorReport> {
+    let (mirroring, options) = (Mirroring::default(), Options::default());
+    let progress = Progress::default();
+    mirror_sealed(
+        from,
+        to,
+        &sealed::sealing(),
+        &mirroring,
+        &options,
+        &progress,
+    )
+}
+
+/// A checkpoint of two ranks, with shards of several parts and of less than one.
+fn save_clear(path: &Path) -> Vec<Sample> {
+    let samples: Vec<Sample> = (0..2)
+        .map(|rank| Sample::seeded_rank(rank, &[6 * MIB, 300, MIB + 5]))
+        .collect();
+    let (options, progress) = (Options::default(), Progress::default());
+    let native = &options.file_system;
+    let mut attempt = Attempt::begin(path, false, native, &progress).unwrap();
+    let id = attempt.id().to_owned();
+    let mut joined = Attempt::join(path, &id, native, &progress).unwrap();
+    let parts = (0..).zip([&mut attempt, &mut joined]).zip(&samples);
+    let write = |((rank, attempt), sample): ((u32, &mut Attempt), &Sample)| {
+        let written = write_rank(attempt, rank, sample.state(), &options, &progress);
+        written.unwrap().part
+    };
+    let parts = parts.map(write).collect();
+    drop(joined);
+    commit(attempt, &publication(path), parts).unwrap();
+    samples
+}
+
+/// Panics unless the bucket has a whole sealed copy.
+#[track_caller]
+fn assert_is_sealed_copy(bucket: &Bucket, samples: &[Sample], what: &str) {
+    let to = at(bucket.name());
+    let options = Options::default().at(&to).unwrap();
+    let copy = sealed::open(&to, &options.file_system).unwrap();
+    assert!(copy.is_sealed(), "{what}");
+    let loaded = copy.load(None, HashMap::new(), &options, &Progress::default());
+    let loaded = loaded.unwrap_or_else(|error| panic!("{what}: {}", error.full_message()));
+    let all = samples.iter().flat_map(|sample| &sample.bytes);
+    for (place, bytes) in all.enumerate() {
+        assert!(
+            common::bytes_of(&loaded, place, bytes.len()) == &bytes[..],
+            "{what}"
+        );
+    }
+}
+
+/// A single fault of any request is repaired by this call or the next, which begins anew with
+/// another key. All of a copy is of one attempt.
+#[test]
+fn one_fault_anywhere_costs_a_sealed_copy_at_most_another_call() {
+    let faults = [
+        Fault::Disowned(500),
+        Fault::Dropped,
+        Fault::Unanswered,
+        Fault::Doubled,
+        Fault::Cut,
+        Fault::Late(2),
+        Fault::Flipped(1001),
+        Fault::Stale(1),
+    ];
+    let world = World::new("sealed-faults");
+    let samples = save_clear(&world.from());
+    mirror_sealed_to(&world.from(), &world.to()).unwrap();
+    assert_is_sealed_copy(&world.bucket, &samples, "no fault");
+    for (name, bytes) in world.copy() {
+        let shows = |text: &[u8]| bytes.windows(text.len()).any(|window| window == text);
+        for sample in &samples {
+            let (first, last) = (&sample.bytes[0], &sample.bytes[2]);
+            let is_clear = shows(&first[..32]) || shows(&last[last.len() - 32..]);
+            assert!(!is_clear && !shows(b"s1.t"), "{name} is clear");
+        }
+    }
+    let requests = world.bucket.journal().len();
+    let stride = match number("PENSTOCK_TORTURE_MIRROR_FAULTS", 0) {
+        0 => 7,
+        _ => 1,
+    };
+    let cases = (0..).zip(faults).flat_map(|(start, fault)| {
+        let every = (start % stride..requests).step_by(stride);
+        every.map(move |nth| (start, fault, nth))
+    });
+    let cases: Vec<_> = cases.collect();
+    try_all(cases.into_iter(), |(start, fault, nth)| {
+        let name = format!("sealed-faults-{start}-{nth}");
+        let bucket = world.server.make_bucket(&name);
+        reach(&name, &world.server.endpoint());
+        bucket.plan("mirror", nth, fault);
+        let to = at(&name);
+        let what = format!("{fault:?} of {nth}");
+        let mirrored = mirror_sealed_to(&world.from(), &to);
+        let is_condemned = matches!(
+            mirrored,
+            Err(Error::Exists { .. } | Error::Corrupt { .. } | Error::Malformed { .. })
+        );
+        assert!(!is_condemned, "{what}: {mirrored:?}");
+        if mirrored.is_err() {
+            mirror_sealed_to(&world.from(), &to)
+                .unwrap_or_else(|error| panic!("{what}: {}", error.full_message()));
+        }
+        world.server.apply_late(&bucket);
+        assert_is_sealed_copy(&bucket, &samples, &what);
+        let again = mirror_sealed_to(&world.from(), &to).unwrap();
+        assert_eq!(again.sent_bytes, 0, "{what}");
+        world.server.remove_bucket(&name);
+    });
+}
+
+#[test]
+fn two_sealed_mirrors_of_one_step_make_one_whole_copy() {
+    let world = World::new("sealed-two");
+    let samples = save_clear(&world.from());
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| mirror_sealed_to(&world.from(), &world.to()).unwrap());
+        }
+    });
+    assert_is_sealed_copy(&world.bucket, &samples, "three at once");
+    // The others have removed their files.
+    let (from, copy) = (files(&world.from()), world.copy());
+    assert_eq!(copy.len(), from.len());
+}
+
+#[test]
+fn a_damaged_checkpoint_is_not_sealed() {
+    let world = World::new("sealed-damaged");
+    save_clear(&world.from());
+    let shard = world.from().join(shard_of(&world.from()));
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    let mirrored = mirror_sealed_to(&world.from(), &world.to());
+    assert!(matches!(mirrored, Err(Error::Corrupt { .. })));
+    assert!(world.copy().is_empty());
 }

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from click.testing import CliRunner
 
 import penstock
 from compare import assert_same
+from lying import Lie, lying
 from penstock import Sealing, sealing
 from penstock.cli import cli
 from penstock.errors import (
@@ -20,6 +22,7 @@ from penstock.errors import (
     CorruptCheckpointError,
     NotSealedError,
     SealedError,
+    StorageError,
     TamperedError,
     WrongKeyError,
 )
@@ -166,6 +169,47 @@ def test_of_sealed_savers_at_once_one_wins(place):
     assert_same(penstock.load(url, identities=[KEY]), state(won[0], 1000))
 
 
+# Ranks.
+
+
+def store_of_ranks(endpoint: str) -> penstock.CheckpointStore:
+    key = penstock.Credentials(access_key_id="key", secret_access_key="secret")
+    remote = penstock.Remote(endpoint=endpoint, region="us-east-1", credentials=key)
+    penstock.set_remote("s3://bucket", remote)
+    return penstock.CheckpointStore("s3://bucket/ranks", sealing=SEALING, identities=[KEY])
+
+
+def state_of_rank(step):
+    own = torch.full((70_000,), float(step * 10 + dist.get_rank()))
+    return {"own": penstock.PerRank(own), "shared": torch.arange(1000.0) + step}
+
+
+def save_with_ranks(endpoint):
+    """Saves three steps; returns whether this rank loads them as they were."""
+    store = store_of_ranks(endpoint)
+    store.save(1, state_of_rank(1))
+    store.save_async(2, state_of_rank(2)).result()
+    pending = store.save_async(3, state_of_rank(3), lazy=True)
+    pending.stage()
+    pending.result()
+    loaded = [store.load(step) for step in (1, 2, 3)]
+    store.close()
+    return all(
+        torch.equal(one["own"], state_of_rank(step)["own"].value)
+        and torch.equal(one["shared"], state_of_rank(step)["shared"])
+        for step, one in enumerate(loaded, 1)
+    )
+
+
+def test_ranks_seal_one_checkpoint_in_a_bucket(jobs, bucket):
+    assert jobs.of(2).call(save_with_ranks, bucket.endpoint) == [True, True]
+    url = f"{bucket.url}/ranks/step-0000000003"
+    of_one = penstock.load(url, identities=[KEY], rank=1)
+    assert of_one["own"][0] == 31
+    assert penstock.verify(url).ok
+    assert len(penstock.inspect(url).files) >= 5
+
+
 # Somebody who can write to the bucket and has no key. VersityGW's objects are files.
 
 
@@ -247,3 +291,48 @@ def test_a_manifest_that_another_writer_replaced_keeps_its_wraps(bucket, tmp_pat
     )
     with pytest.raises(CorruptCheckpointError):
         penstock.load(url, identities=[KEY])
+
+
+# A server that does not do what it is asked.
+
+
+def test_an_upload_that_is_interrupted_leaves_no_checkpoint(bucket, monkeypatch):
+    with lying(bucket.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        penstock.set_remote(bucket.url, penstock.Remote(patience_seconds=1, part_bytes=8 << 20))
+        url = f"{bucket.url}/cut"
+
+        def is_part(request):
+            return request.method == "PUT" and "partNumber=2" in request.target
+
+        proxy.tell(Lie("dropped", 0, 1 << 30, is_part))
+        with pytest.raises(StorageError):
+            penstock.save(url, state(1), sealing=SEALING)
+        assert not any(name.endswith("manifest.json") for name in bucket.names("cut"))
+        # A part that has to be sent again is the same ciphertext.
+        proxy.tell(Lie("503", 0, 1, is_part))
+        penstock.save(url, state(2), sealing=SEALING)
+        sent = [request for request in proxy.seen if is_part(request)]
+        assert len(sent) > 1
+        assert len({request.body for request in sent}) == 1
+        proxy.tell(None)
+        assert_same(penstock.load(url, identities=[KEY]), state(2))
+
+
+@pytest.mark.parametrize("kind", ["garbled", "unanswered", "503", "409"])
+def test_one_lie_about_a_manifest_costs_nothing(bucket, monkeypatch, tmp_path, kind):
+    with lying(bucket.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        penstock.set_remote(bucket.url, penstock.Remote(patience_seconds=2))
+        url = f"{bucket.url}/lied"
+
+        def is_manifest(request):
+            return request.method == "PUT" and "manifest.json" in request.target
+
+        proxy.tell(Lie(kind, 0, 1, is_manifest))
+        penstock.save(url, state(1, 1000), sealing=SEALING)
+        name = sealing.generate(tmp_path / "key")
+        proxy.tell(Lie(kind, 0, 1, is_manifest))
+        sealing.add_recipients(url, [name], identities=[KEY])
+        proxy.tell(None)
+        assert_same(penstock.load(url, identities=[tmp_path / "key"]), state(1, 1000))

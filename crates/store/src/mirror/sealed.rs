@@ -71,7 +71,7 @@ impl<'a> SealedCopy<'a> {
         }
     }
 
-    pub(super) fn run(&self, sealing: Sealing) -> Result<Copied> {
+    pub(super) fn run(&self, sealing: &Sealing) -> Result<Copied> {
         if let Some(copied) = self.existing()? {
             self.progress.advance(self.ends.checkpoint.size().0);
             return Ok(copied);
@@ -168,7 +168,7 @@ impl<'a> SealedCopy<'a> {
         part.files.iter().zip(ends).map(header).collect()
     }
 
-    fn save(&self, planned: Vec<PlannedPart>, sealing: Sealing) -> Result<Copied> {
+    fn save(&self, planned: Vec<PlannedPart>, sealing: &Sealing) -> Result<Copied> {
         let mut attempt = Attempt::begin(self.to, false, &self.target, self.progress)?;
         attempt.seal(sealing.clone());
         let (mut parts, mut bytes, mut files) = (Vec::with_capacity(planned.len()), 0, 1);
@@ -176,7 +176,7 @@ impl<'a> SealedCopy<'a> {
             let shards = &planned.part.files;
             bytes += shards.iter().map(|file| file.bytes).sum::<u64>();
             files += shards.len() + 1;
-            let part = self.send_rank(&mut attempt, planned, &sealing)?;
+            let part = self.send_rank(&mut attempt, planned, sealing)?;
             bytes += part.bytes;
             parts.push(part);
         }

@@ -9,7 +9,7 @@ use penstock_store::options::Options;
 use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, Progress};
 
-use super::{Sample, check_sidecars};
+use super::{Sample, check_sidecars, sealed};
 
 /// A program's report of an operation that it begins or has finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -331,6 +331,8 @@ fn identify(
     samples: &HashMap<u64, Sample>,
     options: &Options,
 ) -> Result<Vec<u64>, String> {
+    let unsealed = sealed::opened(checkpoint, options).map_err(|error| error.full_message())?;
+    let checkpoint = unsealed.as_ref().unwrap_or(checkpoint);
     let loaded = checkpoint.load(None, HashMap::new(), options, &Progress::default());
     let loaded = loaded.map_err(|error| error.full_message())?;
     let is = |state: &&Vec<u64>| {

@@ -6,10 +6,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use penstock_store::load::checkpoint::Checkpoint;
+use penstock_store::options::Options;
 use penstock_store::steps::store::{StepState, Store};
 use serde_json::Value;
 
-use super::{Sample, names};
+use super::{Sample, names, sealed};
 
 /// How many steps retention keeps.
 pub const KEPT: usize = 3;
@@ -212,6 +213,8 @@ impl Ledger {
 
 /// The seed recorded in a checkpoint's metadata.
 fn seed_of(checkpoint: &Checkpoint) -> u64 {
+    let unsealed = sealed::opened(checkpoint, &Options::default()).unwrap();
+    let checkpoint = unsealed.as_ref().unwrap_or(checkpoint);
     let metadata: Value = serde_json::from_str(checkpoint.manifest().metadata.get()).unwrap();
     metadata["seed"].as_u64().expect("the saver records a seed")
 }

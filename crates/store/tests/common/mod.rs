@@ -15,6 +15,7 @@ pub mod hook;
 pub mod ledger;
 pub mod machine;
 pub mod saver;
+pub mod sealed;
 #[cfg(feature = "objects")]
 pub mod served;
 pub mod unlocked;
@@ -266,7 +267,7 @@ pub fn check_sidecars(path: &Path, checkpoint: &Checkpoint) -> std::result::Resu
 
 /// Opens a checkpoint and loads all of it.
 pub fn load(path: &Path, options: &Options) -> Result<Loaded> {
-    let checkpoint = Checkpoint::open(path)?;
+    let checkpoint = sealed::open(path, &options.clone().at(path)?.file_system)?;
     checkpoint.load(None, HashMap::new(), options, &Progress::default())
 }
 

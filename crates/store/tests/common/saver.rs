@@ -8,13 +8,13 @@ use std::fs;
 
 use penstock_io::file::Direct;
 use penstock_store::options::Options;
-use penstock_store::save::{Publication, save};
+use penstock_store::save::Publication;
 use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, Progress, Result};
 use serde_json::value::RawValue;
 
 use super::ledger::{Activity, KEPT, Ledger};
-use super::{Rng, Sample, engines, forge, noise, publication};
+use super::{Rng, Sample, engines, forge, noise, publication, sealed};
 
 /// More steps than this trigger retention.
 const STEPS_MAX: usize = 2 * KEPT;
@@ -146,7 +146,7 @@ impl Saver {
         };
         let options = self.draw_options();
         let state = Sample::small(seed).state();
-        save(state, &publication, &options, &Progress::default()).map(drop)
+        sealed::save(state, &publication, &options, &Progress::default()).map(drop)
     }
 
     fn draw_options(&mut self) -> Options {
@@ -158,6 +158,7 @@ impl Saver {
             io_threads: Some(1 + below(3)),
             queue_depth: Some(1 + below(8)),
             extent_bytes: Some(1 << 20),
+            is_sealed: below(2) == 1,
             ..Options::default()
         }
     }

@@ -10,11 +10,11 @@ use penstock_io::faulty::crash::{Image, states};
 use penstock_store::Progress;
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::{Publication, save};
+use penstock_store::save::Publication;
 use penstock_store::steps::store::Store;
 
 use crate::common::expect::{Expected, Note};
-use crate::common::{Sample, names, publication};
+use crate::common::{Sample, names, publication, sealed};
 use crate::scenario::World;
 
 /// Limits of an exploration.
@@ -209,7 +209,7 @@ impl Explorer {
                 ..publication(&path)
             };
             let state = self.after.state();
-            let saved = save(state, &publication, &self.options, &Progress::default());
+            let saved = sealed::save(state, &publication, &self.options, &Progress::default());
             saved.map_err(|error| format!("the next save: {}", error.full_message()))?;
             self.after.assert_at(&path);
             let saved = Checkpoint::open(&path).unwrap();

@@ -16,7 +16,7 @@ use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
 use crate::common::expect::Note;
-use crate::common::{Rng, Sample, draw, forge, held, publication, sidecars};
+use crate::common::{Rng, Sample, draw, forge, held, publication, sealed, sidecars};
 use crate::explore::scratch;
 use crate::mutate::Mutant;
 
@@ -456,7 +456,10 @@ impl World {
     }
 
     fn small(directory: tempfile::TempDir, mutant: Arc<Mutant>, random: &mut Rng) -> World {
-        let options = draw::options(random, directory.path());
+        let options = Options {
+            is_sealed: random.below(2) == 1,
+            ..draw::options(random, directory.path())
+        };
         World::with(directory, Faults::new(0), mutant, &options, &[600])
     }
 
@@ -469,6 +472,7 @@ impl World {
             queue_depth: Some(4),
             extent_bytes: Some(1 << 20),
             shard_bytes: Some(2 << 20),
+            is_sealed: random.below(2) == 1,
             ..draw::options(random, directory.path())
         };
         let faults = Faults::new(seed).late_completions(50).short_transfers(20);
@@ -604,7 +608,8 @@ impl World {
     /// Saves a state whose last tensor is in a separate file.
     pub(crate) fn save_held(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
         let state = held::state(&self.sample(seed), 1, &self.held(seed));
-        self.saving_state(step, seed, state, overwrite)()
+        let options = sealed::clear(&self.options);
+        self.saving_state(step, seed, state, overwrite, options)()
     }
 
     /// A save that somebody else makes when it is called.
@@ -614,7 +619,8 @@ impl World {
         seed: u64,
         overwrite: bool,
     ) -> impl FnOnce() -> Result<()> + Send + use<> {
-        self.saving_state(step, seed, self.sample(seed).state(), overwrite)
+        let options = self.options.clone();
+        self.saving_state(step, seed, self.sample(seed).state(), overwrite, options)
     }
 
     /// Saves a model with its sidecars.
@@ -625,7 +631,8 @@ impl World {
         };
         let state = self.sample(seed).grouped().state();
         self.note(Note::Saving(step, vec![seed]));
-        save(state, &publication, &self.options, &Progress::default())?;
+        let options = sealed::clear(&self.options);
+        save(state, &publication, &options, &Progress::default())?;
         self.note(Note::Saved(step, vec![seed]));
         Ok(())
     }
@@ -636,14 +643,14 @@ impl World {
         seed: u64,
         state: SaveState,
         overwrite: bool,
+        options: Options,
     ) -> impl FnOnce() -> Result<()> + Send + use<> {
         let (log, notes) = (Arc::clone(&self.log), Arc::clone(&self.notes));
         let publication = self.publication(step, overwrite);
-        let options = self.options.clone();
         move || {
             let note = |note| notes.lock().unwrap().push((log.position(), note));
             note(Note::Saving(step, vec![seed]));
-            match save(state, &publication, &options, &Progress::default()) {
+            match sealed::save(state, &publication, &options, &Progress::default()) {
                 Ok(_) => note(Note::Saved(step, vec![seed])),
                 // The caller relies on this answer, so the checkpoint must be durable.
                 Err(Error::Exists { .. }) => note(Note::There(step)),
@@ -693,6 +700,10 @@ impl World {
         let (publication, progress) = (self.publication(step, overwrite), Progress::default());
         let file_system = &self.options.file_system;
         let mut attempt = Attempt::begin(&publication.path, overwrite, file_system, &progress)?;
+        let sealing = self.options.is_sealed.then(sealed::sealing);
+        if let Some(sealing) = &sealing {
+            attempt.seal(sealing.clone());
+        }
         let mut parts = Vec::new();
         for (rank, &seed) in (0..).zip(seeds) {
             let state = self.sample(seed).state();
@@ -701,6 +712,9 @@ impl World {
             } else {
                 let mut joined =
                     Attempt::join(&publication.path, attempt.id(), file_system, &progress)?;
+                if let Some(sealing) = &sealing {
+                    joined.seal(sealing.clone());
+                }
                 write_rank(&mut joined, rank, state, &self.options, &progress)?
             };
             parts.push(written.part);

@@ -13,12 +13,12 @@ use penstock_object::{Address, Objects, Remote};
 use penstock_object_server::{Bucket, Call, Entry, Fault, OBSERVER, Server};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::{Publication, save};
+use penstock_store::save::Publication;
 use penstock_store::steps::store::{StepState, Store};
 use penstock_store::steps::sweep::Sweep;
 use penstock_store::{Error, Progress, Result};
 
-use crate::common::{Sample, publication, served};
+use crate::common::{Sample, publication, sealed, served};
 use crate::history::{Happened, History, Op, Outcome};
 use crate::mutate::{Mutated, Mutation};
 
@@ -309,11 +309,14 @@ impl fmt::Display for Flaw {
 }
 
 fn identify(checkpoint: &Checkpoint, options: &Options) -> std::result::Result<u64, Flaw> {
-    let loaded = checkpoint.load(None, HashMap::new(), options, &Progress::default());
-    let loaded = loaded.map_err(|error| match error {
+    let flaw = |error| match error {
         Error::Corrupt { .. } => Flaw::LacksData(error),
         error => Flaw::Other(error.full_message()),
-    })?;
+    };
+    let unsealed = sealed::opened(checkpoint, options).map_err(flaw)?;
+    let checkpoint = unsealed.as_ref().unwrap_or(checkpoint);
+    let loaded = checkpoint.load(None, HashMap::new(), options, &Progress::default());
+    let loaded = loaded.map_err(flaw)?;
     let names = || checkpoint.part().tensors.iter().map(|tensor| &tensor.name);
     let is = |sample: &Sample| {
         sample.is(&loaded) && names().eq(sample.specs.iter().map(|spec| &spec.name))
@@ -368,7 +371,12 @@ impl Client {
             true => Op::Overwrite(seed),
             false => Op::Create(seed),
         };
-        let work = || save(state, &publication, &self.options, &Progress::default());
+        // Sealed and clear checkpoints replace each other.
+        let options = Options {
+            is_sealed: seed.is_multiple_of(2),
+            ..self.options.clone()
+        };
+        let work = || sealed::save(state, &publication, &options, &Progress::default());
         self.note(step, op, work, |result| match result {
             Ok(report) => {
                 let mut saved = self.world.saved.lock().unwrap();
@@ -473,7 +481,7 @@ impl Client {
     pub(crate) fn load(&self, step: u64) -> Result<()> {
         let work = || {
             let path = self.store.step_path(step);
-            let checkpoint = Checkpoint::open_on(&path, &self.options.file_system)?;
+            let checkpoint = sealed::open(&path, &self.options.file_system)?;
             Ok(identify(&checkpoint, &self.options))
         };
         let result = self.note(step, Op::Load, work, |result| match result {
