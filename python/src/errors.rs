@@ -82,6 +82,9 @@ fn key_remedy(error: &KeyError) -> &'static str {
         KeyError::BadFile { .. } | KeyError::BadText { .. } => {
             "`penstock keys generate FILE` makes a file of the right form"
         }
+        KeyError::Recipients { .. } => {
+            "`penstock keys list PATH` shows the recipients, `penstock keys add` adds others first"
+        }
         KeyError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
             "choose another file: a key is never overwritten"
         }
@@ -99,7 +102,7 @@ fn of_key(fields: &Bound<'_, PyDict>, error: &KeyError) -> PyResult<&'static str
             fields.set_item("path", path.as_os_str())?;
             "KeyFileError"
         }
-        KeyError::BadText { .. } => "KeyFileError",
+        KeyError::BadText { .. } | KeyError::Recipients { .. } => "KeyFileError",
         KeyError::Io { path, source } => {
             storage(fields, path.as_os_str().to_owned(), errno(source))?
         }

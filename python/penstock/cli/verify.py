@@ -10,6 +10,7 @@ import click
 import penstock
 from penstock.cli import explain
 from penstock.cli.examples import example
+from penstock.cli.keys.given import identity_option
 from penstock.cli.paths import check_directory, is_store
 from penstock.common.console import (
     PLACE,
@@ -63,8 +64,9 @@ JSON with --explain: path, ok, step, described_by ("whole": manifest and
     is_flag=True,
     help="Say which tensors of a damaged checkpoint are still intact.",
 )
+@identity_option
 @json_option
-def verify(path: str, explains: bool, as_json: bool) -> int:
+def verify(path: str, explains: bool, identities: tuple[str, ...], as_json: bool) -> int:
     """Read every byte of PATH and compare it with its digest.
 
     PATH is a checkpoint, or a store: then all its steps are checked, except those whose save
@@ -73,7 +75,9 @@ def verify(path: str, explains: bool, as_json: bool) -> int:
     """
     check_directory(path)
     if explains:
-        return _explain(path, as_json=as_json)
+        return _explain(path, identities, as_json=as_json)
+    if identities:
+        raise click.UsageError("--identity: digests are compared without a key; --explain takes it")
     incomplete: list[str] = []
     if is_store(path):
         results, incomplete = _verify_store(path, hidden=as_json)
@@ -96,11 +100,11 @@ def verify(path: str, explains: bool, as_json: bool) -> int:
     return 0 if ok else 1
 
 
-def _explain(path: str, *, as_json: bool) -> int:
+def _explain(path: str, identities: tuple[str, ...], *, as_json: bool) -> int:
     if is_store(path):
         raise click.UsageError("--explain takes a checkpoint, not a store of them")
     with progress_bar("explaining", hidden=as_json) as update:
-        explained = penstock.explain(path, progress=update)
+        explained = penstock.explain(path, identities=identities or None, progress=update)
     if as_json:
         print_json(explain.as_json(explained))
     else:

@@ -12,7 +12,7 @@ from penstock.errors import CannotSealError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MEMORY = "/dev/shm"  # noqa: S108  every file there is in a directory of its own
+_MEMORY = "/dev/shm"
 
 
 @contextlib.contextmanager

@@ -24,9 +24,7 @@ def build(seals=True, opens=True):
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=config_of(2, "fp32")
     )
-    attach(
-        engine, sealing=sealing() if seals else None, identities=[KEY] if opens else None
-    )
+    attach(engine, sealing=sealing() if seals else None, identities=[KEY] if opens else None)
     return engine
 
 
@@ -44,7 +42,8 @@ def loaded(directory, seals=False, opens=True):
     engine = build(seals, opens)
     path, client_state = engine.load_checkpoint(directory)
     bias = engine.module.get_submodule(NAME).bias
-    assert client_state["note"] == TEXT and torch.all(bias == NUMBER)
+    assert client_state["note"] == TEXT
+    assert torch.all(bias == NUMBER)
     engine.destroy()
     return path
 

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
 import jax.numpy as jnp
 

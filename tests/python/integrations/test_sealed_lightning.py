@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("lightning")
 
 from lightning.fabric import Fabric  # noqa: E402
-
 from lightnings import Module, fit, trainer  # noqa: E402
+
 from penstock.integrations.lightning import PenstockIO  # noqa: E402
 from sealed_marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper  # noqa: E402
 

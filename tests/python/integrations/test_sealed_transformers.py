@@ -93,8 +93,8 @@ def test_clear_is_refused_and_tampering_leads_to_no_older_one(tmp_path):
 
 
 def test_what_would_stay_clear_is_refused_before_the_training(tmp_path):
+    best = {"load_best_model_at_end": True, "save_strategy": "best"}
     with pytest.raises(SealedError, match="load_best_model_at_end"):
-        best = {"load_best_model_at_end": True, "save_strategy": "best"}
         begun(tmp_path, opens=False, **best, metric_for_best_model="loss")
     trainer = begun(tmp_path / "hub", attaches=False)
     trainer.args.push_to_hub = True

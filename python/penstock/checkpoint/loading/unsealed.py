@@ -6,12 +6,27 @@ from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.checkpoint.loading.path_kind import describing_contents
-from penstock.errors import SealedError
+from penstock.errors import PenstockError, SealedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.sealing import Identities, Key
+
+
+def is_sealed(path: str) -> bool:
+    """Whether a checkpoint says that it is sealed; False if its description cannot be read."""
+    try:
+        return _recipients(path) is not None
+    except PenstockError:
+        return False
+
+
+def _recipients(path: str) -> list[str] | None:
+    with describing_contents(path):
+        opened = _native.open(path, sealed_ok=True)
+    opened.release()
+    return opened.recipients
 
 
 def check_unsealing(
@@ -35,11 +50,7 @@ def check_unsealing(
         SealedError: The checkpoint is sealed, and ``unseal`` is False or there are no identities.
         PenstockError: It cannot be opened.
     """
-    with describing_contents(path):
-        opened = _native.open(path, sealed_ok=True)
-    is_sealed = opened.recipients is not None
-    opened.release()
-    if not is_sealed or (unseal and identities is not None):
+    if (unseal and identities is not None) or _recipients(path) is None:
         return
     keys = "--identity FILE" if unseal_by.startswith("--") else "identities="
     raise SealedError(

@@ -9,7 +9,7 @@ import click
 import penstock
 from penstock.cli.paths import check_directory, is_store
 from penstock.common.console import console, print_json, table
-from penstock.sealing import Identities
+from penstock.sealing import Identities, Sealing
 from penstock.sealing.sealing_keys import SECRET
 
 if TYPE_CHECKING:
@@ -49,6 +49,22 @@ identity_option = click.option(
     "aws-kms://; may be given more than once. [default: the file named by PENSTOCK_IDENTITIES]",
 )
 
+unseal_option = click.option(
+    "--unseal",
+    is_flag=True,
+    help="Write what is sealed in the clear; also takes --identity.",
+)
+
+sealing_option = click.option(
+    "--recipient",
+    "recipients",
+    type=_KeyType(),
+    metavar="KEY",
+    multiple=True,
+    help="Seal the new checkpoint for a public key (age1…, ssh-ed25519 …), a URI of a key "
+    "(aws-kms://…) or a file of keys; may be given more than once.",
+)
+
 recipient_option = click.option(
     "--recipient",
     "recipients",
@@ -64,6 +80,11 @@ recipient_option = click.option(
 def opened_by(identities: tuple[str, ...]) -> Identities | None:
     """The identities of the option, else those of the environment."""
     return Identities.resolve(identities or None)
+
+
+def sealed_for(recipients: tuple[str, ...]) -> Sealing | None:
+    """The sealing of the option; None without recipients."""
+    return Sealing(recipients) if recipients else None
 
 
 def change(path: str, as_json: bool, changed: Callable[[str], Iterable[Recipient]]) -> int:

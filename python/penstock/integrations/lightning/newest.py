@@ -53,9 +53,9 @@ def newest(paths: Iterable[str], keys: SealingKeys) -> list[str]:
     """Complete checkpoints from which a run can resume, those of the highest step first.
 
     Unfinished checkpoints and those with weights only are left out; damaged ones are, too, with a
-    `PenstockWarning`. A checkpoint that was tampered with, or that no key opens, is an error: nobody
-    shall choose an older one for the run. So is a newest one that is clear where sealed ones are
-    demanded.
+    `PenstockWarning`. A checkpoint that was tampered with, or that no key opens, is an error:
+    nobody shall choose an older one for the run. So is a newest one that is clear where sealed
+    ones are demanded.
 
     Args:
         paths: Paths of possible checkpoints.
