@@ -79,12 +79,8 @@ fn key_remedy(error: &KeyError) -> &'static str {
         KeyError::NoIdentity { .. } => "give the identity of one of these recipients",
         KeyError::WrongKey { .. } => "give the key that the checkpoint was sealed for",
         KeyError::BadWrap { .. } => "restore the manifest from a copy",
-        KeyError::BadFile { .. } | KeyError::BadText { .. } => {
-            "`penstock keys generate FILE` makes a file of the right form"
-        }
-        KeyError::Recipients { .. } => {
-            "`penstock keys list PATH` shows the recipients, `penstock keys add` adds others first"
-        }
+        KeyError::BadFile { .. } | KeyError::BadText { .. } => "`penstock keys generate` makes one",
+        KeyError::Recipients { .. } => "`penstock keys add` adds others, `keys list` shows all",
         KeyError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
             "choose another file: a key is never overwritten"
         }

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from penstock import _native
 from penstock.checkpoint.inspection import missing_info, missing_of
 from penstock.checkpoint.loading.leaf_names import LeafNames, names_of, problems_of
-from penstock.checkpoint.loading.path_kind import describing_contents
-from penstock.checkpoint.loading.unsealed import is_sealed
+from penstock.checkpoint.loading.path_kind import describing_contents, is_sealed
 from penstock.common.paths import absolute
 from penstock.common.progress import Progress, shown
 from penstock.errors import KmsError, PenstockError, SealedError, WrongKeyError

@@ -9,7 +9,7 @@ import click
 
 import penstock
 from penstock.checkpoint.converting.kinds import KINDS, TARGETS
-from penstock.checkpoint.loading.unsealed import check_unsealing
+from penstock.checkpoint.loading.path_kind import check_unsealing
 from penstock.cli.examples import example
 from penstock.cli.keys.given import identity_option, sealed_for, sealing_option, unseal_option
 from penstock.common.console import (

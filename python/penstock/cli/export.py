@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
-from penstock.checkpoint.loading.unsealed import check_unsealing
+from penstock.checkpoint.loading.path_kind import check_unsealing
 from penstock.cli.examples import example
 from penstock.cli.keys.given import identity_option, unseal_option
 from penstock.cli.paths import checkpoint_at

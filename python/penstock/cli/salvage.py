@@ -7,7 +7,7 @@ import dataclasses
 import click
 
 import penstock
-from penstock.checkpoint.loading.unsealed import check_unsealing, is_sealed
+from penstock.checkpoint.loading.path_kind import check_unsealing, is_sealed
 from penstock.cli.examples import example
 from penstock.cli.keys.given import identity_option, sealed_for, sealing_option, unseal_option
 from penstock.cli.missing import missing_table

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 AGAINST_KEYS = (TamperedError, WrongKeyError, KmsError, SealedError, NotSealedError)
 """Errors after which nobody goes back to an older checkpoint by itself.
 
-Whoever can write to the storage can cause them, and would choose the checkpoint of the run.
+A writer to the storage can cause them, and would choose the checkpoint of the run.
 """
 
 
@@ -51,7 +51,7 @@ def _check_public(name: str, keys: Sequence[str]) -> None:
 class SealingKeys(NamedTuple):
     """The keys with which a plug-in saves and loads, by its options ``sealing`` and ``identities``.
 
-    Whoever seals also demands sealed checkpoints: either option refuses clear ones.
+    Either option demands sealed checkpoints, and refuses clear ones.
 
     Attributes:
         sealing: For whom checkpoints are sealed; None for clear ones.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.api import save
 from penstock.checkpoint.converting.kinds import KINDS, TARGETS
-from penstock.checkpoint.loading.unsealed import check_unsealing
+from penstock.checkpoint.loading.path_kind import check_unsealing
 from penstock.common.progress import shown
 from penstock.errors import (
     CannotSealError,

@@ -18,7 +18,7 @@ from penstock.checkpoint.exporting.job import CONFIG, Job, floats
 from penstock.checkpoint.exporting.models import MetaModel
 from penstock.checkpoint.exporting.sealed_files import sealed_files
 from penstock.checkpoint.loading.opened import OpenCheckpoint
-from penstock.checkpoint.loading.unsealed import check_unsealing
+from penstock.checkpoint.loading.path_kind import check_unsealing
 from penstock.checkpoint.saving.groups import IN_PLACE, INDEX, read_files
 from penstock.common.option_kinds import Number
 from penstock.common.progress import shown

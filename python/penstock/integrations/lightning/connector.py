@@ -142,7 +142,7 @@ class Connector(_CheckpointConnector):
             told = f"{path} is damaged, as another rank has found"
             error = error or CorruptCheckpointError(told, path=str(path))
             if is_tampered:
-                # Whoever changed it would choose the checkpoint of the run.
+                # Tampering must not choose the checkpoint of the run.
                 raise error
             if path is paths[-1]:
                 raise error

@@ -12,7 +12,7 @@ from dlio_programs import TINY_HERE, mechanism, tensors_of
 from penstock.errors import NotSealedError, TamperedError
 from penstock.integrations.dlio import Checkpointing
 from penstock.integrations.dlio.states import states_of
-from sealed_marks import FLOATS, KEY, NUMBER, assert_hidden, tamper
+from sealing.marks import FLOATS, KEY, NUMBER, assert_hidden, tamper
 
 
 def test_environment_seals_and_refuses_clear(monkeypatch, disk_path):

@@ -20,7 +20,7 @@ from penstock.errors import (
     SealedError,
     TamperedError,
 )
-from sealed_marks import KEY, NAME, NUMBER, OTHER, TEXT, assert_hidden, sealing, tamper
+from sealing.marks import KEY, NAME, NUMBER, OTHER, TEXT, assert_hidden, sealing, tamper
 
 CONFIG = json.dumps({"hidden": TEXT}).encode()
 

@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("deepspeed")
 
 import torch
-from deepspeeds import attach, config_of, deepspeed_here
 
 import penstock
+from integrations.deepspeeds import attach, config_of, deepspeed_here
 from penstock.errors import CannotSealError, NotSealedError, SealedError, TamperedError
-from sealed_marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper
+from sealing.marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper
 
 
 def build(seals=True, opens=True):

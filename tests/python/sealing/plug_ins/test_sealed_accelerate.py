@@ -14,7 +14,7 @@ from accelerate.utils import ProjectConfiguration
 
 from penstock.errors import CannotSealError, NotSealedError, SealedError, TamperedError
 from penstock.integrations.accelerate import attach
-from sealed_marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper
+from sealing.marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper
 
 
 class Note:

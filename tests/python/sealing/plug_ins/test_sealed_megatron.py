@@ -8,7 +8,7 @@ pytest.importorskip("megatron.core")
 
 from penstock.errors import CannotSealError, KeyFileError
 from penstock.integrations.megatron import SaveStrategy, enable
-from sealed_marks import KEY, sealing
+from sealing.marks import KEY, sealing
 
 
 def test_keys_are_refused_before_anything_is_replaced(monkeypatch, tmp_path):

@@ -17,7 +17,7 @@ from penstock.errors import (
     TamperedError,
 )
 from penstock.sealing import generate
-from sealed_marks import assert_hidden, tamper
+from sealing.marks import assert_hidden, tamper
 from titan import begun, end, trained
 
 pytestmark = [

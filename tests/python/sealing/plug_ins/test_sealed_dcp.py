@@ -15,7 +15,7 @@ dcp = pytest.importorskip("torch.distributed.checkpoint")
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 
 from penstock.integrations.dcp import StorageReader, StorageWriter, enable  # noqa: E402
-from sealed_marks import (  # noqa: E402
+from sealing.marks import (  # noqa: E402
     KEY,
     NAME,
     NUMBER,
@@ -88,7 +88,7 @@ def test_enabled_saves_are_sealed_and_clear_ones_refused(tmp_path, monkeypatch):
             assert found["note"] == TEXT
         with raises(NotSealedError):
             dcp.load(empty(), checkpoint_id=theirs, no_dist=True)
-        # Whoever writes to the storage can put the mark of DCP's own format into a directory.
+        # A writer to the storage can put the mark of DCP's own format into a directory.
         (tmp_path / "a" / ".metadata").write_bytes((theirs / ".metadata").read_bytes())
         dcp.load(found := empty(), checkpoint_id=tmp_path / "a", no_dist=True)
         assert found["note"] == TEXT
