@@ -68,5 +68,6 @@ fn unsealing_of(identities: Option<PyRef<'_, Identities>>, is_demanded: bool) ->
     Unsealing {
         identities: identities.map(|identities| Arc::clone(&identities.unwrap)),
         is_demanded,
+        ..Unsealing::default()
     }
 }

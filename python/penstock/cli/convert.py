@@ -11,7 +11,12 @@ import penstock
 from penstock.checkpoint.converting.kinds import KINDS, TARGETS
 from penstock.checkpoint.loading.path_kind import check_unsealing
 from penstock.cli.examples import example
-from penstock.cli.keys.given import identity_option, sealed_for, sealing_option, unseal_option
+from penstock.cli.keys.given import (
+    identity_option,
+    optional_recipient_option,
+    sealed_for,
+    unseal_option,
+)
 from penstock.common.console import (
     PATH,
     PLACE,
@@ -60,7 +65,7 @@ JSON: path (of the new one), source, kind, step, checkpoint_id, tensors,
 )
 @click.option("--step", type=click.IntRange(min=0), help="Step to record. [default: that of SRC]")
 @click.option("--overwrite", is_flag=True, help="Replace a complete checkpoint DST.")
-@sealing_option
+@optional_recipient_option
 @unseal_option
 @identity_option
 @json_option

@@ -8,7 +8,7 @@ import click
 
 import penstock
 from penstock.cli.examples import example
-from penstock.cli.keys.given import sealed_for, sealing_option
+from penstock.cli.keys.given import optional_recipient_option, sealed_for
 from penstock.common.console import PATH, console, json_option, print_json, progress_bar, size
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ JSON: path (of the checkpoint), checkpoint_id, tensors, linked_bytes (of files
 @click.argument("path", type=PATH)
 @click.option("--key", default="model", show_default=True, help="Name of the tensors in the state.")
 @click.option("--step", type=int, help="The training step to record.")
-@sealing_option
+@optional_recipient_option
 @json_option
 def import_(
     directory: Path,

@@ -9,7 +9,12 @@ import click
 import penstock
 from penstock.checkpoint.loading.path_kind import check_unsealing, is_sealed
 from penstock.cli.examples import example
-from penstock.cli.keys.given import identity_option, sealed_for, sealing_option, unseal_option
+from penstock.cli.keys.given import (
+    identity_option,
+    optional_recipient_option,
+    sealed_for,
+    unseal_option,
+)
 from penstock.cli.missing import missing_table
 from penstock.cli.paths import check_directory
 from penstock.common.console import (
@@ -49,7 +54,7 @@ JSON: path (of the new one), source, step, checkpoint_id, source_id,
     is_flag=True,
     help="If the manifest or parts are lost, also save tensors that no digest verifies.",
 )
-@sealing_option
+@optional_recipient_option
 @unseal_option
 @identity_option
 @json_option

@@ -55,25 +55,18 @@ unseal_option = click.option(
     help="Write what is sealed in the clear; also takes --identity.",
 )
 
-sealing_option = click.option(
-    "--recipient",
-    "recipients",
-    type=_KeyType(),
-    metavar="KEY",
-    multiple=True,
-    help="Seal the new checkpoint for a public key (age1…, ssh-ed25519 …), a URI of a key "
-    "(aws-kms://…) or a file of keys; may be given more than once.",
-)
-
-recipient_option = click.option(
-    "--recipient",
-    "recipients",
-    type=_KeyType(),
-    metavar="KEY",
-    multiple=True,
-    required=True,
-    help="A public key (age1…, ssh-ed25519 …), a URI of a key (aws-kms://…), a file of keys; may "
-    "be given more than once.",
+recipient_option, optional_recipient_option = (
+    click.option(
+        "--recipient",
+        "recipients",
+        type=_KeyType(),
+        metavar="KEY",
+        multiple=True,
+        required=is_required,
+        help="A public key (age1…, ssh-ed25519 …), a URI of a key (aws-kms://…), a file of keys; "
+        "may be given more than once.",
+    )
+    for is_required in (True, False)
 )
 
 
