@@ -48,6 +48,7 @@ def loaded(directory, seals=False, opens=True):
     return path
 
 
+@pytest.mark.slow
 def test_tag_is_sealed_and_clear_refused(jobs, tmp_path):
     path = str(tmp_path / "run")
     ranks = jobs.of(2)
