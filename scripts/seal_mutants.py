@@ -29,7 +29,9 @@ FAILED = re.compile(r"^test (\S+) \.\.\. FAILED$", re.MULTILINE)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="only the mutants whose name contains one of these")
+    parser.add_argument(
+        "names", nargs="*", help="only the mutants whose name contains one of these"
+    )
     chosen = parser.parse_args().names
     table = tomllib.loads(TABLE.read_text())
     mutants = [
@@ -76,7 +78,9 @@ def try_one(tree: Path, mutant: dict[str, Any], command: list[str]) -> list[str]
             before.setdefault(file, text)
             count = text.count(change["find"])
             if count != change.get("count", 1):
-                raise SystemExit(f"{mutant['name']}: {change['file']} has {count}: {change['find']}")
+                raise SystemExit(
+                    f"{mutant['name']}: {change['file']} has {count}: {change['find']}"
+                )
             file.write_text(text.replace(change["find"], change["replace"]))
         return run(tree, mutant.get("command", command))
     finally:

@@ -447,7 +447,14 @@ def mirror(
     options: dict[str, object],
     progress: _Progress,
 ) -> dict[str, Any]: ...
-def survey(path: str, *, options: dict[str, object], progress: _Progress) -> dict[str, Any]: ...
+def survey(
+    path: str,
+    identities: Identities | None = None,
+    *,
+    demanded: bool = False,
+    options: dict[str, object],
+    progress: _Progress,
+) -> dict[str, Any]: ...
 def stat(path: str) -> tuple[str, int] | None: ...
 def has_file(path: str) -> bool: ...
 def list_names(path: str) -> list[str]: ...
@@ -513,7 +520,10 @@ def parse_header(
 def salvage(
     path: str,
     out: str,
+    identities: Identities | None = None,
     *,
+    demanded: bool = False,
+    sealing: AttemptKey | None = None,
     unverified: bool,
     options: dict[str, object],
     progress: _Progress,

@@ -83,10 +83,14 @@ from penstock.checkpoint.loading.opened import (
     StoredTensor,
     is_of_rank,
 )
-from penstock.checkpoint.loading.path_kind import check_no_store, describe, is_checkpoint
+from penstock.checkpoint.loading.path_kind import (
+    check_no_store,
+    check_unsealing,
+    describe,
+    is_checkpoint,
+)
 from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.loading.tied import check_model
-from penstock.checkpoint.loading.unsealed import check_unsealing
 from penstock.checkpoint.ranks.barriers import Barriers
 from penstock.checkpoint.saving.groups import Files, Groups, read_files
 from penstock.checkpoint.saving.rank_save import (

@@ -79,9 +79,8 @@ fn key_remedy(error: &KeyError) -> &'static str {
         KeyError::NoIdentity { .. } => "give the identity of one of these recipients",
         KeyError::WrongKey { .. } => "give the key that the checkpoint was sealed for",
         KeyError::BadWrap { .. } => "restore the manifest from a copy",
-        KeyError::BadFile { .. } | KeyError::BadText { .. } => {
-            "`penstock keys generate FILE` makes a file of the right form"
-        }
+        KeyError::BadFile { .. } | KeyError::BadText { .. } => "`penstock keys generate` makes one",
+        KeyError::Recipients { .. } => "`penstock keys add` adds others, `keys list` shows all",
         KeyError::BadSigner { .. } => {
             "`ssh-keygen -t ed25519` makes a key that signs, and `openssl genpkey -algorithm EC \
              -pkeyopt ec_paramgen_curve:P-256` one for OpenSSF bundles"
@@ -103,7 +102,9 @@ fn of_key(fields: &Bound<'_, PyDict>, error: &KeyError) -> PyResult<&'static str
             fields.set_item("path", path.as_os_str())?;
             "KeyFileError"
         }
-        KeyError::BadText { .. } | KeyError::BadSigner { .. } => "KeyFileError",
+        KeyError::BadText { .. } | KeyError::BadSigner { .. } | KeyError::Recipients { .. } => {
+            "KeyFileError"
+        }
         KeyError::Io { path, source } => {
             storage(fields, path.as_os_str().to_owned(), errno(source))?
         }

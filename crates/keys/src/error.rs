@@ -65,6 +65,12 @@ pub enum KeyError {
         /// The reason, without the text if that is secret.
         reason: String,
     },
+    /// The recipients of a checkpoint cannot be changed as wanted.
+    #[error("recipients: {reason}")]
+    Recipients {
+        /// The reason.
+        reason: String,
+    },
     /// A text or a file is no key that signs, or that signatures are checked with.
     #[error("{name}: {reason}")]
     BadSigner {

@@ -62,7 +62,11 @@ def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
 def _read_values(path: str, part: str | None, text: str | None) -> dict[str, Any]:
     """Returns the plain leaves of a tree by name; see `CheckpointInfo.values`."""
     if text is None:
-        raise SealedError(f"{path} is sealed; pass identities= to penstock.inspect", path=path)
+        raise SealedError(
+            f"{path} is sealed, and was inspected without identities; pass identities=, or name "
+            "their file in PENSTOCK_IDENTITIES",
+            path=path,
+        )
     builder = Builder((), (), {})
 
     def is_plain(node: tree.Node) -> bool:
@@ -77,14 +81,15 @@ def _read_values(path: str, part: str | None, text: str | None) -> dict[str, Any
 def missing_of(checkpoint: _native.Checkpoint, names: LeafNames) -> tuple[MissingInfo, ...]:
     """Returns the tensors and states that a checkpoint lacks."""
     return tuple(
-        MissingInfo(
-            name=names.of_missing(number, row),
-            dtype=row.dtype,
-            shape=row.shape,
-            reason=row.reason,
-            rank=row.rank,
-        )
+        missing_info(row, names.of_missing(number, row))
         for number, row in enumerate(checkpoint.missing())
+    )
+
+
+def missing_info(row: _native.MissingTensor, name: str) -> MissingInfo:
+    """Describes a tensor or state that a checkpoint lacks, under a name."""
+    return MissingInfo(
+        name=name, dtype=row.dtype, shape=row.shape, reason=row.reason, rank=row.rank
     )
 
 

@@ -7,22 +7,28 @@ import os
 from typing import TYPE_CHECKING
 
 from penstock import _native
-from penstock.checkpoint.inspection import missing_of
+from penstock.checkpoint.inspection import missing_info, missing_of
 from penstock.checkpoint.loading.leaf_names import LeafNames, names_of, problems_of
-from penstock.checkpoint.loading.path_kind import describing_contents
+from penstock.checkpoint.loading.path_kind import describing_contents, is_sealed
 from penstock.common.paths import absolute
 from penstock.common.progress import Progress, shown
-from penstock.errors import PenstockError
-from penstock.reports import Explanation, SalvageReport, TensorFate
+from penstock.errors import KmsError, PenstockError, SealedError, WrongKeyError
+from penstock.reports import Explanation, MissingInfo, SalvageReport, TensorFate
+from penstock.sealing.sealing import check_sealing
+from penstock.sealing.unsealing import Unsealing
 from penstock.tensors.arguments import decode_path, to_native
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.options import Options
+    from penstock.sealing import Identities, Key, Sealing
 
 
 def explain(
     path: str | os.PathLike[str] | bytes,
     *,
+    identities: Identities | Key | Iterable[Key] | None = None,
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> Explanation:
@@ -30,13 +36,19 @@ def explain(
 
     Args:
         path: The checkpoint's directory.
+        identities: Keys that open a sealed checkpoint; see `penstock.load`. Its bytes are compared
+            with their digests and not opened, so this finds no tampering with tensors.
         options: How bytes move; None for ``Options()``.
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.
 
     Raises:
         CheckpointNotFoundError: Nothing is stored at the path.
-        CorruptCheckpointError: Too much is lost to know which tensors existed.
+        CorruptCheckpointError: Too much is lost to know which tensors existed; of a sealed
+            checkpoint the manifest, which has its keys.
+        SealedError: The checkpoint is sealed, and there are no identities.
+        NotSealedError: ``identities`` are given and the checkpoint is clear.
+        TamperedError: Somebody without the key has changed the manifest.
         FormatVersionError: A newer Penstock wrote it.
         StorageError: The operating system failed an operation.
 
@@ -48,10 +60,17 @@ def explain(
         ['a', 'b']
     """
     where = decode_path(path)
+    unsealing = Unsealing.of(identities)
     with shown(progress, "explaining") as update, describing_contents(where):
-        fields = _native.survey(where, options=to_native(options), progress=update)
+        fields = _native.survey(
+            where,
+            unsealing.native,
+            demanded=unsealing.is_demanded,
+            options=to_native(options),
+            progress=update,
+        )
     ranks = fields["ranks"]
-    names = names_of(where, [(one.name, one.rank) for one in fields["tensors"]])
+    names = names_of(where, [(one.name, one.rank) for one in fields["tensors"]], unsealing)
     earlier_step, earlier_is_verified = _earlier(where)
     return Explanation(
         path=where,
@@ -72,7 +91,7 @@ def explain(
             for shown, one in zip(names, fields["tensors"], strict=True)
         ),
         missing_files=tuple(fields["missing_files"]),
-        problems=problems_of(where, fields["problems"]),
+        problems=problems_of(where, fields["problems"], unsealing),
         earlier_step=earlier_step,
         earlier_is_verified=earlier_is_verified,
         bytes_checked=fields["bytes_checked"],
@@ -85,6 +104,9 @@ def salvage(
     out: str | os.PathLike[str] | bytes,
     *,
     unverified: bool = False,
+    sealing: Sealing | None = None,
+    unseal: bool = False,
+    identities: Identities | Key | Iterable[Key] | None = None,
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> SalvageReport:
@@ -105,6 +127,10 @@ def salvage(
     the copy is intact. If the manifest is lost, so are the small files; if a part is lost, so are
     the groups of its tensors.
 
+    A sealed checkpoint is salvaged by its identities: chunks that do not open count as damaged,
+    with all tensors in them. Without its manifest, which has its keys, nothing opens. The result is
+    sealed by ``sealing``, or clear if ``unseal`` asks for it.
+
     Args:
         path: The damaged checkpoint's directory.
         out: The new checkpoint's directory; it must not contain a checkpoint yet.
@@ -113,6 +139,10 @@ def salvage(
             headers: plain values, ties and types without a safetensors name are lost, and tensors
             of types that only a newer Penstock knows are listed as missing. Among many ranks, only
             shards that mark boxes of larger tensors are used.
+        sealing: For whom the new checkpoint is sealed; see `penstock.save`.
+        unseal: Whether the new checkpoint of a sealed one may be clear.
+        identities: Keys that open a sealed checkpoint; see `penstock.load`. A clear one is then
+            refused.
         options: How bytes move; None for ``Options()``.
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.
@@ -120,7 +150,12 @@ def salvage(
     Raises:
         CheckpointNotFoundError: Nothing is stored at the path.
         CorruptCheckpointError: The remaining tensors cannot be checked, and ``unverified`` is
-            False.
+            False; or the manifest of a sealed checkpoint is lost.
+        SealedError: The checkpoint is sealed, and there are no ``identities``, or neither
+            ``sealing`` nor ``unseal``.
+        NotSealedError: ``identities`` are given and the checkpoint is clear.
+        TamperedError: Somebody without the key has changed the manifest.
+        CannotSealError: With ``sealing``, small files beside the shards would stay clear.
         FormatVersionError: A newer Penstock wrote it.
         StorageError: ``out`` is neither new nor empty, or is inside ``path``; or the operating
             system failed an operation.
@@ -139,22 +174,45 @@ def salvage(
         {'b': array([1., 1., 1.]), 'step': 7}
     """
     source, where = decode_path(path), decode_path(out)
+    check_sealing(sealing)
+    unsealing = Unsealing.of(identities)
+    asks = unseal and identities is not None
+    if sealing is None and not asks and is_sealed(source):
+        raise SealedError(
+            f"{source} is sealed: give sealing= and identities=, so that what is salvaged is "
+            "sealed again, or unseal=True and identities= for a clear checkpoint",
+            path=source,
+        )
     with shown(progress, "salvaging") as update, describing_contents(source):
         fields = _native.salvage(
             source,
             where,
+            unsealing.native,
+            demanded=unsealing.is_demanded,
+            sealing=None if sealing is None else sealing.wrap_new(),
             unverified=bool(unverified),
             options=to_native(options),
             progress=update,
         )
-    made = _native.open(where)
     fields |= {
-        "missing": missing_of(made, LeafNames.of(made)),
+        "missing": _missing_in(where, fields["missing"], unsealing),
         "values_lost": bool(fields["ranks_lost"]),
         "ranks_lost": tuple(fields["ranks_lost"]),
         "files_lost": dict(fields["files_lost"]),
     }
     return SalvageReport(**{**fields, "path": where, "source": source})
+
+
+def _missing_in(
+    path: str, rows: list[_native.MissingTensor], unsealing: Unsealing
+) -> tuple[MissingInfo, ...]:
+    """Describes what a new checkpoint lacks, by the names of leaves if it can be opened."""
+    try:
+        made = unsealing._replace(is_demanded=False).open(path)
+    except (SealedError, WrongKeyError, KmsError):
+        # It is sealed for others than the old one.
+        return tuple(missing_info(row, row.name) for row in rows)
+    return missing_of(made, LeafNames.of(made))
 
 
 def _earlier(path: str) -> tuple[int | None, bool]:

@@ -86,6 +86,22 @@ def main() -> None:
     sys.exit(_run())
 
 
+_OPTIONS = {
+    "pass identities=": "give --identity FILE",
+    "pass no identities": "leave --identity out",
+    "sealing=": "--recipient",
+    "unseal=True": "--unseal",
+    "identities=": "--identity FILE",
+}
+"""Words of Python in errors about seals, and the options of commands."""
+
+
+def _of_commands(message: str) -> str:
+    for python, option in _OPTIONS.items():
+        message = message.replace(python, option)
+    return message
+
+
 def _run() -> int:
     try:
         # Outside of its standalone mode click returns a command's exit code. In it, Ctrl-C would
@@ -96,6 +112,8 @@ def _run() -> int:
         return error.exit_code
     except click.Abort:
         return EXIT_INTERRUPTED
+    except penstock.errors.SealingError as error:
+        message = _of_commands(str(error))
     except penstock.PenstockError as error:
         message = str(error)
     except OSError as error:

@@ -9,7 +9,14 @@ import click
 
 import penstock
 from penstock.checkpoint.converting.kinds import KINDS, TARGETS
+from penstock.checkpoint.loading.path_kind import check_unsealing
 from penstock.cli.examples import example
+from penstock.cli.keys.given import (
+    identity_option,
+    optional_recipient_option,
+    sealed_for,
+    unseal_option,
+)
 from penstock.common.console import (
     PATH,
     PLACE,
@@ -58,6 +65,9 @@ JSON: path (of the new one), source, kind, step, checkpoint_id, tensors,
 )
 @click.option("--step", type=click.IntRange(min=0), help="Step to record. [default: that of SRC]")
 @click.option("--overwrite", is_flag=True, help="Replace a complete checkpoint DST.")
+@optional_recipient_option
+@unseal_option
+@identity_option
 @json_option
 def convert(
     src: Path,
@@ -67,6 +77,9 @@ def convert(
     trust: bool,
     step: int | None,
     overwrite: bool,
+    recipients: tuple[str, ...],
+    unseal: bool,
+    identities: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Convert the checkpoint SRC of another library to a Penstock checkpoint DST.
@@ -75,6 +88,11 @@ def convert(
     Lightning, DeepSpeed, accelerate or Megatron-Core (torch_dist). It is not changed. With --to
     megatron SRC is a Penstock checkpoint of Megatron-Core, and DST one of its own.
     """
+    if to == "megatron":
+        opened = identities or None
+        check_unsealing(str(src), unseal=unseal, identities=opened, unseal_by="--unseal")
+    elif unseal or identities:
+        raise click.UsageError("--unseal, --identity: only --to megatron reads a sealed checkpoint")
     with progress_bar("converting", hidden=as_json) as update:
         report = penstock.convert(
             src,
@@ -84,6 +102,9 @@ def convert(
             trust=trust,
             step=step,
             overwrite=overwrite,
+            sealing=sealed_for(recipients),
+            unseal=unseal,
+            identities=identities or None,
             progress=update,
         )
     if as_json:

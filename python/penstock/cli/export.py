@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
+from penstock.checkpoint.loading.path_kind import check_unsealing
 from penstock.cli.examples import example
+from penstock.cli.keys.given import identity_option, unseal_option
 from penstock.cli.paths import checkpoint_at
 from penstock.common.console import (
     PATH,
@@ -62,6 +64,8 @@ JSON: path (of the directory), tensors, tensor_bytes, bytes_written, seconds,
     is_flag=True,
     help="Hard-link the checkpoint's files instead of copying them.",
 )
+@unseal_option
+@identity_option
 @click.option("--no-check", is_flag=True, help="Do not compare names with config.json's model.")
 @json_option
 def export(
@@ -73,6 +77,8 @@ def export(
     unfuse: bool | None,
     files: Path | None,
     hard_link: bool,
+    unseal: bool,
+    identities: tuple[str, ...],
     no_check: bool,
     as_json: bool,
 ) -> int:
@@ -88,6 +94,7 @@ def export(
     if out is None and (hard_link or any(one is not None for one in chosen)):
         raise click.UsageError("name a directory OUT: in place nothing can be chosen")
     checkpoint, note = checkpoint_at(path)
+    check_unsealing(checkpoint, unseal=unseal, identities=identities or None, unseal_by="--unseal")
     if note and not as_json:
         console().print(note, style="dim")
     with progress_bar("exporting", hidden=as_json) as update:
@@ -101,6 +108,8 @@ def export(
             files=files,
             hard_link=hard_link,
             check=not no_check,
+            unseal=unseal,
+            identities=identities or None,
             progress=update,
         )
     if as_json:

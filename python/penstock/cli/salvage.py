@@ -7,7 +7,14 @@ import dataclasses
 import click
 
 import penstock
+from penstock.checkpoint.loading.path_kind import check_unsealing, is_sealed
 from penstock.cli.examples import example
+from penstock.cli.keys.given import (
+    identity_option,
+    optional_recipient_option,
+    sealed_for,
+    unseal_option,
+)
 from penstock.cli.missing import missing_table
 from penstock.cli.paths import check_directory
 from penstock.common.console import (
@@ -47,15 +54,43 @@ JSON: path (of the new one), source, step, checkpoint_id, source_id,
     is_flag=True,
     help="If the manifest or parts are lost, also save tensors that no digest verifies.",
 )
+@optional_recipient_option
+@unseal_option
+@identity_option
 @json_option
-def salvage(path: str, out: str, unverified: bool, as_json: bool) -> int:
+def salvage(
+    path: str,
+    out: str,
+    unverified: bool,
+    recipients: tuple[str, ...],
+    unseal: bool,
+    identities: tuple[str, ...],
+    as_json: bool,
+) -> int:
     """Save the intact tensors of the damaged checkpoint PATH, and its plain values, to OUT.
 
-    The new checkpoint is marked partial and lists what is missing. PATH is not changed.
+    The new checkpoint is marked partial and lists what is missing. PATH is not changed. If it is
+    sealed, OUT is sealed by --recipient, or clear with --unseal.
     """
     check_directory(path)
+    if not recipients and is_sealed(path):
+        # Also where the keys come from PENSTOCK_IDENTITIES: it asks for no clear copy.
+        check_unsealing(
+            path,
+            unseal=unseal,
+            identities=identities or None,
+            unseal_by="--recipient KEY, or --unseal,",
+        )
     with progress_bar("salvaging", hidden=as_json) as update:
-        report = penstock.salvage(path, out, unverified=unverified, progress=update)
+        report = penstock.salvage(
+            path,
+            out,
+            unverified=unverified,
+            sealing=sealed_for(recipients),
+            unseal=unseal,
+            identities=identities or None,
+            progress=update,
+        )
     if as_json:
         print_json({**dataclasses.asdict(report), "is_partial": report.is_partial})
     else:

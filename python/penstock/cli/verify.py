@@ -10,6 +10,7 @@ import click
 import penstock
 from penstock.cli import explain
 from penstock.cli.examples import example
+from penstock.cli.keys.given import identity_option
 from penstock.cli.paths import check_directory, is_store
 from penstock.common.console import (
     PLACE,
@@ -75,8 +76,15 @@ JSON with --explain: path, ok, step, described_by ("whole": manifest and
     "file with the signature: a key in PEM, a .pub file of ssh, or allowed_signers; may be given "
     "more than once.",
 )
+@identity_option
 @json_option
-def verify(path: str, explains: bool, signers: tuple[str, ...], as_json: bool) -> int:
+def verify(
+    path: str,
+    explains: bool,
+    signers: tuple[str, ...],
+    identities: tuple[str, ...],
+    as_json: bool,
+) -> int:
     """Read every byte of PATH and compare it with its digest.
 
     PATH is a checkpoint, or a store: then all its steps are checked, except those whose save
@@ -88,7 +96,9 @@ def verify(path: str, explains: bool, signers: tuple[str, ...], as_json: bool) -
         raise click.UsageError("--explain looks at no signature: give one of the two")
     signed_by = Signers(signers) if signers else None
     if explains:
-        return _explain(path, as_json=as_json)
+        return _explain(path, identities, as_json=as_json)
+    if identities:
+        raise click.UsageError("--identity: digests are compared without a key; --explain takes it")
     incomplete: list[str] = []
     if is_store(path):
         results, incomplete = _verify_store(path, signed_by, hidden=as_json)
@@ -111,11 +121,11 @@ def verify(path: str, explains: bool, signers: tuple[str, ...], as_json: bool) -
     return 0 if ok else 1
 
 
-def _explain(path: str, *, as_json: bool) -> int:
+def _explain(path: str, identities: tuple[str, ...], *, as_json: bool) -> int:
     if is_store(path):
         raise click.UsageError("--explain takes a checkpoint, not a store of them")
     with progress_bar("explaining", hidden=as_json) as update:
-        explained = penstock.explain(path, progress=update)
+        explained = penstock.explain(path, identities=identities or None, progress=update)
     if as_json:
         print_json(explain.as_json(explained))
     else:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import _native
-from penstock.errors import KeyFileError
+from penstock.errors import KeyFileError, NotSealedError
 from penstock.sealing.identities import Identities
 from penstock.sealing.sealing import Sealing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from penstock.sealing.passphrase import Key
 
@@ -63,7 +64,9 @@ def recipients(path: str | os.PathLike[str]) -> list[Recipient]:
         >>> [name == second for kind, name in sealing.remove_recipients(path, [first])]
         [True]
     """
-    return _listed(_native.read_recipients(os.fspath(path)))
+    where = os.fspath(path)
+    with _of_clear(where):
+        return _listed(_native.read_recipients(where))
 
 
 def add_recipients(
@@ -141,7 +144,9 @@ def remove_recipients(path: str | os.PathLike[str], names: Iterable[str]) -> lis
         StorageError: The checkpoint is in use (``errno.EBUSY``), or the system refused.
     """
     names = [names] if isinstance(names, str) else list(names)
-    return _listed(_native.rewrap(os.fspath(path), removed=names))
+    where = os.fspath(path)
+    with _of_clear(where):
+        return _listed(_native.rewrap(where, removed=names))
 
 
 def _rewrapped(
@@ -156,8 +161,22 @@ def _rewrapped(
         raise KeyFileError(
             "identities: there are none; pass identities=, or name a file by PENSTOCK_IDENTITIES"
         )
-    sealing = Sealing(recipients)
-    return _listed(_native.rewrap(os.fspath(path), found.native, sealing.native, replaces=replaces))
+    sealing, where = Sealing(recipients), os.fspath(path)
+    with _of_clear(where):
+        return _listed(_native.rewrap(where, found.native, sealing.native, replaces=replaces))
+
+
+@contextlib.contextmanager
+def _of_clear(path: str) -> Iterator[None]:
+    """Says of a clear checkpoint what it lacks; the native error speaks of a load."""
+    try:
+        yield
+    except NotSealedError:
+        raise NotSealedError(
+            f"{path} is clear: it is not sealed, so it has no recipients; save it again with "
+            "sealing=",
+            path=path,
+        ) from None
 
 
 def _listed(pairs: list[tuple[str, str]]) -> list[Recipient]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -27,13 +28,14 @@ if TYPE_CHECKING:
 AGAINST_KEYS = (TamperedError, WrongKeyError, KmsError, SealedError, NotSealedError)
 """Errors after which nobody goes back to an older checkpoint by itself.
 
-Whoever can write to the storage can cause them, and would choose the checkpoint of the run.
+A writer to the storage can cause them, and would choose the checkpoint of the run.
 """
 
 
-SECRET = re.compile(
-    r"\s*(AGE-SECRET-KEY-|PENSTOCK-SECRET-KEY-|-----BEGIN |[0-9a-f]{64}\s*$)", re.I
-)
+RECIPIENTS = "PENSTOCK_RECIPIENTS"
+"""The environment variable with recipients, for plug-ins that have no options."""
+
+SECRET = re.compile(r"\s*(AGE-SECRET-KEY-|PENSTOCK-SECRET-KEY-|-----BEGIN |[0-9a-f]{64}\s*$)", re.I)
 """The beginning of a secret key, which stands in no command line and no configuration."""
 
 
@@ -49,7 +51,7 @@ def _check_public(name: str, keys: Sequence[str]) -> None:
 class SealingKeys(NamedTuple):
     """The keys with which a plug-in saves and loads, by its options ``sealing`` and ``identities``.
 
-    Whoever seals also demands sealed checkpoints: either option refuses clear ones.
+    Either option demands sealed checkpoints, and refuses clear ones.
 
     Attributes:
         sealing: For whom checkpoints are sealed; None for clear ones.
@@ -98,6 +100,20 @@ class SealingKeys(NamedTuple):
         _check_public("sealing", recipients)
         _check_public("identities", identities)
         return cls.of(Sealing(recipients) if recipients else None, identities or None)
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """Returns the keys of a plug-in that has no options: those that the environment names.
+
+        ``PENSTOCK_RECIPIENTS`` is a public key, a URI, or the path of a file of recipients. Without
+        it checkpoints are clear. With it, clear ones are refused.
+
+        Raises:
+            KeyFileError: A key is none, or ``PENSTOCK_RECIPIENTS`` holds a secret.
+            StorageError: A file cannot be read.
+        """
+        value = os.environ.get(RECIPIENTS, "").strip()
+        return cls.of_lists([value] if value else [], [])
 
     @property
     def can_open(self) -> bool:

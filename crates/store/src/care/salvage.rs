@@ -16,7 +16,7 @@ use penstock_io::file_system::Files;
 use serde_json::value::RawValue;
 
 use crate::care::sidecar;
-use crate::care::survey::{Described, Survey, loss, survey};
+use crate::care::survey::{Described, Survey, loss, survey_with};
 use crate::error::{Error, Result};
 use crate::format::index::INDEX;
 use crate::format::manifest::{Manifest, Partial, SidecarEntry};
@@ -25,6 +25,7 @@ use crate::format::part::Missing;
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::save::{self, Attempt, Job, check_manifest_size, commit_as};
+use crate::seal::{Sealing, Unsealing};
 use rank::Salvage;
 
 /// The group whose index file is in the checkpoint directory itself.
@@ -75,9 +76,36 @@ pub fn salvage(
     into: &Options,
     progress: &Progress,
 ) -> Result<SalvageReport> {
+    let clear = Seals::default();
+    salvage_with(path, out, unverified, clear, options, into, progress)
+}
+
+/// How a salvage opens the damaged checkpoint and seals the new one.
+#[derive(Default)]
+pub struct Seals {
+    /// How a sealed checkpoint is opened.
+    pub unsealing: Unsealing,
+    /// How the new one is sealed; `None` for a clear one.
+    pub sealing: Option<Sealing>,
+}
+
+/// Salvages as [`salvage`] does, also a sealed checkpoint. A chunk that does not open counts as
+/// damaged, and so do all tensors in it.
+///
+/// # Errors
+/// Those of [`salvage`] and of [`survey_with`].
+pub fn salvage_with(
+    path: &Path,
+    out: &Path,
+    unverified: bool,
+    seals: Seals,
+    options: &Options,
+    into: &Options,
+    progress: &Progress,
+) -> Result<SalvageReport> {
     let begun = Instant::now();
     check_is_new(path, out, options.file_system.files(), into)?;
-    let found = survey(path, options, progress)?;
+    let found = survey_with(path, options, &seals.unsealing, progress)?;
     check_is_its_step(&found, out)?;
     let described = found.described_by();
     if !described.contains(&Described::Whole) && !unverified {
@@ -93,6 +121,18 @@ pub fn salvage(
     let listed = manifest.map_or_else(Vec::new, |manifest| manifest.sidecars.clone());
     let mut salvage = Salvage::new(path, found, unverified, options);
     let mut attempt = Attempt::begin(out, false, &into.file_system, progress)?;
+    let into = &Options {
+        is_sealed: seals.sealing.is_some(),
+        ..into.clone()
+    };
+    if let Some(sealing) = seals.sealing {
+        if !listed.is_empty() {
+            let detail = "the small files beside it would stay clear".to_owned();
+            let path = path.to_owned();
+            return Err(Error::CannotSeal { path, detail });
+        }
+        attempt.seal(sealing);
+    }
     let (mut parts, mut bytes) = (Vec::new(), 0);
     for rank in 0..described.len() as u32 {
         let (state, missing) = salvage.take(rank, progress)?;

@@ -29,6 +29,7 @@ use crate::pipeline::read::{Hashing, OnDamage, Source, read};
 use crate::plan::read::plan;
 use crate::progress::Progress;
 use crate::report::{Problem, Run};
+use crate::seal::Unsealing;
 pub use describe::Described;
 use describe::describe;
 pub(crate) use describe::loss;
@@ -39,7 +40,23 @@ pub use findings::{SharedTensor, Survey};
 /// # Errors
 /// [`Error::NotFound`], [`Error::Version`], [`Error::Interrupted`]; [`Error::Corrupt`] if nothing
 /// shows which tensors there were; and system errors, except those that mean lost bytes.
+/// [`Error::Sealed`] for a sealed checkpoint.
 pub fn survey(path: &Path, options: &Options, progress: &Progress) -> Result<Survey> {
+    survey_with(path, options, &Unsealing::default(), progress)
+}
+
+/// Examines a checkpoint as [`survey`] does, also a sealed one. Its bytes are compared with their
+/// digests and not opened, so a chunk that was tampered with counts as intact.
+///
+/// # Errors
+/// Those of [`survey`], and those of [`Checkpoint::open_with`](crate::load::Checkpoint::open_with)
+/// about its manifest. A part that does not open is a problem, as a lost one is.
+pub fn survey_with(
+    path: &Path,
+    options: &Options,
+    unsealing: &Unsealing,
+    progress: &Progress,
+) -> Result<Survey> {
     let begun = Instant::now();
     // One request per digest chunk: otherwise chunks read together with a bad sector would be lost
     // too.
@@ -47,7 +64,7 @@ pub fn survey(path: &Path, options: &Options, progress: &Progress) -> Result<Sur
         extent_bytes: Some(CHUNK_BYTES as usize),
         ..options.clone()
     };
-    let mut survey = Survey::of(describe(path, options.file_system.files())?);
+    let mut survey = Survey::of(describe(path, options.file_system.files(), unsealing)?);
     survey.check_files(path, &options, progress)?;
     survey.shared = shared::assess(&survey);
     survey.seconds = begun.elapsed().as_secs_f64();
@@ -55,12 +72,14 @@ pub fn survey(path: &Path, options: &Options, progress: &Progress) -> Result<Sur
 }
 
 impl Survey {
-    /// Opens the given files as far as they exist; returns them in order with their numbers.
+    /// Opens the given files as far as they exist; returns them in order with their numbers. Sealed
+    /// ones are read as they are, or if `opens` opened by chunks.
     pub(crate) fn open(
         &self,
         path: &Path,
         files: &dyn Files,
         direct: Direct,
+        opens: bool,
         is_wanted: impl Fn(usize) -> bool,
     ) -> Result<Vec<(usize, Source<'_>)>> {
         let mut sources = Vec::new();
@@ -77,7 +96,7 @@ impl Survey {
                         file,
                         bytes,
                         chunks,
-                        opener: None,
+                        opener: self.openers.get(number).filter(|_| opens),
                         hashing: Hashing::Off,
                     },
                 ));
@@ -94,7 +113,7 @@ impl Survey {
         }
         let settings = options.choose_to_read(path, self.usable_bytes.iter().sum());
         let has_digests = |file: usize| !self.part.files[file].chunks.is_empty();
-        let sources = self.open(path, files, settings.direct, has_digests)?;
+        let sources = self.open(path, files, settings.direct, false, has_digests)?;
         let (numbers, sources): (Vec<usize>, Vec<Source<'_>>) = sources.into_iter().unzip();
         let facts: Vec<_> = sources.iter().map(Source::facts).collect();
         let bytes = facts.iter().map(|file| file.bytes).sum();
@@ -128,10 +147,17 @@ impl Survey {
 
     /// Marks the tensors that the damage touches as hit; returns the name of the first one.
     pub(crate) fn hit(&mut self, number: usize, damage: &Damage) -> Option<String> {
+        // One changed byte keeps the whole of a sealed chunk from opening.
+        let whole = Damage {
+            byte: None,
+            ..damage.clone()
+        };
+        let is_sealed = !self.openers.is_empty();
+        let touching = if is_sealed { &whole } else { damage };
         let file = &self.part.files[number].name;
         let mut first: Option<&TensorEntry> = None;
         for (tensor, hit) in self.part.tensors.iter().zip(&mut self.hits) {
-            let is_touched = tensor.file == number && damage.touches(tensor.range);
+            let is_touched = tensor.file == number && touching.touches(tensor.range);
             if is_touched && tensor.nbytes() > 0 {
                 let reason = || format!("{file}, offset {}: {}", damage.offset(), damage.detail());
                 hit.get_or_insert_with(reason);

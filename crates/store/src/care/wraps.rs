@@ -157,10 +157,7 @@ fn changed(
         path: path.to_owned(),
         source,
     };
-    let refused = |reason: String| {
-        let name = "recipients".to_owned();
-        failed(KeyError::BadText { name, reason })
-    };
+    let refused = |reason: String| failed(KeyError::Recipients { reason });
     let (identities, recipients) = match change {
         Rewrap::Remove(names) => {
             if let Some(missing) = names.iter().find(|name| !is_among(name, &present)) {

@@ -319,7 +319,11 @@ impl Checkpoint {
 }
 
 /// Opens a sealed manifest, if there are identities; returns the data key.
-fn unseal(path: &Path, manifest: &mut Manifest, unsealing: &Unsealing) -> Result<Option<DataKey>> {
+pub(crate) fn unseal(
+    path: &Path,
+    manifest: &mut Manifest,
+    unsealing: &Unsealing,
+) -> Result<Option<DataKey>> {
     let path = path.to_owned();
     let Some(wraps) = &manifest.wraps else {
         return match unsealing.is_demanded {

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.api import save
 from penstock.checkpoint.converting.kinds import KINDS, TARGETS
+from penstock.checkpoint.loading.path_kind import check_unsealing
 from penstock.common.progress import shown
 from penstock.errors import (
+    CannotSealError,
     CheckpointExistsError,
     CheckpointNotFoundError,
     MissingDependencyError,
@@ -18,13 +20,17 @@ from penstock.errors import (
     UnsupportedStateError,
 )
 from penstock.reports import Conversion
+from penstock.sealing.unsealing import Unsealing
 from penstock.tensors.arguments import check_step, decode_path, to_native
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.checkpoint.converting.files.pickles import Pickles
     from penstock.checkpoint.converting.kinds import Kind, Target
     from penstock.common.progress import Progress
     from penstock.options import Options
+    from penstock.sealing import Identities, Key, Sealing
 
 _LIGHTNING = "pytorch-lightning_version"
 
@@ -38,6 +44,9 @@ def convert(
     trust: bool = False,
     step: int | None = None,
     overwrite: bool = False,
+    sealing: Sealing | None = None,
+    unseal: bool = False,
+    identities: Identities | Key | Iterable[Key] | None = None,
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> Conversion:
@@ -66,6 +75,10 @@ def convert(
             as pickled bytes.
         step: The step to store; None for the step in the source.
         overwrite: Replace a complete checkpoint at the path.
+        sealing: For whom the new checkpoint is sealed; see `penstock.save`.
+        unseal: With ``to="megatron"``, whether a sealed source is written in the clear, which also
+            takes ``identities``.
+        identities: Keys that open a sealed source; see `penstock.load`.
         options: How bytes move; None for ``Options()``.
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.
@@ -80,6 +93,8 @@ def convert(
         CheckpointExistsError: A complete checkpoint exists at the path and ``overwrite`` is False.
         MissingDependencyError: PyTorch is not installed, or a package whose classes the source
             contains.
+        CannotSealError: With ``sealing``, something would stay clear, as of Megatron-Core.
+        SealedError: The source is sealed, and ``unseal`` is False or there are no ``identities``.
         StorageError: The operating system failed an operation.
 
     Example:
@@ -101,7 +116,16 @@ def convert(
     if to == "megatron":
         if kind is not None or step is not None or overwrite:
             raise ValueError("to='megatron' takes no kind, step and overwrite")
-        return _to_megatron(origin, where, options, progress, began)
+        if sealing is not None:
+            raise CannotSealError(
+                f"{where}: a checkpoint of Megatron-Core's own is clear; leave sealing= out",
+                path=where,
+            )
+        check_unsealing(origin, unseal=unseal, identities=identities, unseal_by="unseal=True")
+        unsealing = Unsealing.of(identities)
+        return _to_megatron(origin, where, options, progress, began, unsealing)
+    if unseal or identities is not None:
+        raise ValueError("unseal=, identities=: only to='megatron' reads a Penstock checkpoint")
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
     _check_torch()
@@ -126,6 +150,7 @@ def convert(
         progress=progress,
         no_dist=True,
         files=files,
+        sealing=sealing,
     )
     return Conversion(
         path=where,
@@ -148,6 +173,7 @@ def _to_megatron(
     options: Options | None,
     progress: bool | Progress,
     began: float,
+    unsealing: Unsealing,
 ) -> Conversion:
     _check_torch()
     # Imported late, as it takes seconds.
@@ -155,7 +181,7 @@ def _to_megatron(
 
     with shown(progress, "converting") as update:
         try:
-            written = write_torch_dist(source, path, to_native(options), update)
+            written = write_torch_dist(source, path, to_native(options), update, unsealing)
         except OSError as error:
             if isinstance(error, PenstockError):
                 raise

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.api import save
-from penstock.checkpoint.saving.groups import IN_PLACE, INDEX
+from penstock.checkpoint.exporting.sealed_files import FILES, IMPORT
+from penstock.checkpoint.saving.groups import IN_PLACE, INDEX, read_files
 from penstock.checkpoint.saving.wrappers import final_names
 from penstock.common.found import check_fetched
 from penstock.common.progress import shown
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.common.progress import Progress
     from penstock.io.files.extents import TensorExtent
     from penstock.reports import SaveReport
+    from penstock.sealing import Sealing
 
 _PIECE_BYTES = 64 * CHUNK_BYTES
 """Size of each read; it overlaps with the digesting of the previous one."""
@@ -51,6 +53,7 @@ def import_model(
     metadata: Mapping[str, Any] | None = None,
     files: Files | None = None,
     overwrite: bool = False,
+    sealing: Sealing | None = None,
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> SaveReport:
@@ -62,6 +65,9 @@ def import_model(
     tensors are kept, so the checkpoint's directory loads with ``from_pretrained`` like the
     original.
 
+    With ``sealing`` nothing is linked: tensors and small files are read and sealed, and the
+    directory loads with `penstock.load` alone.
+
     Args:
         directory: A directory with safetensors files: those that its index lists, or all if it has
             none.
@@ -71,6 +77,8 @@ def import_model(
         metadata: A note of plain JSON.
         files: Small files to add; None for those of the directory, such as ``config.json``.
         overwrite: Replace a complete checkpoint at the path.
+        sealing: For whom the checkpoint is sealed; see `penstock.save`. `export` writes the files
+            again.
         options: How bytes move; None for ``Options()``.
         progress: True for a bar, or a function called with the bytes done and the total bytes.
 
@@ -113,6 +121,20 @@ def import_model(
             path=source,
             file=INDEX,
         )
+    if sealing is not None:
+        found = _sealed_state(source, paths, key, source if files is None else files)
+        note = {IMPORT: {FILES: sorted(found[FILES])}}
+        return save(
+            path,
+            found,
+            step=step,
+            metadata={**(metadata or {}), **note},
+            overwrite=overwrite,
+            options=options,
+            progress=progress,
+            sealing=sealing,
+            no_dist=True,
+        )
     tensors: dict[str, FileTensor] = {}
     total_bytes = sum(header.mark.nbytes for header in headers.values())
     done_bytes = 0
@@ -129,13 +151,7 @@ def import_model(
             done_bytes += mark.nbytes
             for name, tensor in stored.items():
                 if name in tensors:
-                    raise CorruptCheckpointError(
-                        f"{name!r} is in {tensors[name].file.path} and in {one}: move away the "
-                        "file that is not of this model",
-                        path=source,
-                        file=os.path.basename(one),
-                        tensor=name,
-                    )
+                    raise _twice(source, name, tensors[name].file.path, one)
                 tensors[name] = _tensor(held, name, tensor)
     is_final = all(name == final for name, final in final_names(tensors).items())
     return save(
@@ -148,6 +164,35 @@ def import_model(
         groups={key: IN_PLACE} if is_final and tensors else None,
         files=source if files is None else files,
         no_dist=True,
+    )
+
+
+def _sealed_state(source: str, paths: list[str], key: str, files: Files) -> dict[str, Any]:
+    """Returns the state of a sealed import: tensors, and small files by name.
+
+    Files are mapped to memory, so a tensor is read when it is sealed.
+    """
+    # Imported late, as it needs PyTorch.
+    from penstock.checkpoint.converting.files.safetensors_file import read_safetensors
+
+    if key == FILES:
+        raise ValueError(f"key={key!r}: a sealed import has the small files under this name")
+    tensors: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for one in paths:
+        for name, tensor in read_safetensors(one).items():
+            if name in tensors:
+                raise _twice(source, name, places[name], one)
+            tensors[name], places[name] = tensor, one
+    return {key: tensors, FILES: dict(read_files(files))}
+
+
+def _twice(source: str, name: str, first: str, second: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{name!r} is in {first} and in {second}: move away the file that is not of this model",
+        path=source,
+        file=os.path.basename(second),
+        tensor=name,
     )
 
 

@@ -16,22 +16,28 @@ from penstock.checkpoint.exporting.chosen import group_of, shards_of, weights_of
 from penstock.checkpoint.exporting.directory import replace
 from penstock.checkpoint.exporting.job import CONFIG, Job, floats
 from penstock.checkpoint.exporting.models import MetaModel
+from penstock.checkpoint.exporting.sealed_files import sealed_files
 from penstock.checkpoint.loading.opened import OpenCheckpoint
+from penstock.checkpoint.loading.path_kind import check_unsealing
 from penstock.checkpoint.saving.groups import IN_PLACE, INDEX, read_files
 from penstock.common.option_kinds import Number
 from penstock.common.progress import shown
-from penstock.errors import CorruptCheckpointError, StateMismatchError, StorageError
+from penstock.errors import CorruptCheckpointError, SealedError, StateMismatchError, StorageError
 from penstock.options import Options
 from penstock.reports import ExportReport
+from penstock.sealing.unsealing import Unsealing
 from penstock.tensors import dtypes
 from penstock.tensors.arguments import decode_local_path, decode_path, to_native
 from penstock.tensors.memory import of_array, to_source
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
     from penstock.checkpoint.saving.groups import Files
     from penstock.common.progress import Progress
+    from penstock.sealing import Identities, Key
 
 SHARD_BYTES = 5_000_000_000
 """Shard size of transformers' `save_pretrained` over many versions."""
@@ -52,6 +58,8 @@ def export(
     check: bool = True,
     shard_bytes: int = SHARD_BYTES,
     memory_bytes: int = MEMORY_BYTES,
+    unseal: bool = False,
+    identities: Identities | Key | Iterable[Key] | None = None,
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> ExportReport:
@@ -82,6 +90,10 @@ def export(
         memory_bytes: Memory for data being read and written, of which 192 MiB are enough. More is
             used if a row of a tensor needs it, or if a tensor split by ``unfuse`` is no block of
             its fused tensor.
+        unseal: Whether a sealed checkpoint is written in the clear, which also takes
+            ``identities``. Small files that were sealed with it are written, too.
+        identities: Keys that open a sealed checkpoint; see `penstock.load`. A clear one is then
+            refused.
         options: How bytes move; None for ``Options()``.
         progress: True for a bar, or a function called with the bytes done and the total bytes.
 
@@ -94,6 +106,10 @@ def export(
         CheckpointNotFoundError: Nothing is stored at ``path``.
         StateMismatchError: There is no such group or key, or ``config.json`` is of another model.
         CorruptCheckpointError: The data read is damaged.
+        TamperedError: Somebody without the key has changed a sealed checkpoint.
+        SealedError: The checkpoint is sealed, and ``unseal`` is False, there are no ``identities``,
+            or no ``out`` is given.
+        NotSealedError: ``identities`` are given and the checkpoint is clear.
         ValueError: An argument is out of range.
         TypeError: An argument has the wrong type.
         StorageError: The operating system failed an operation.
@@ -118,11 +134,17 @@ def export(
     where = decode_local_path(path) if out is None else decode_path(path)
     target = None if out is None else os.path.abspath(decode_local_path(out))
     settings = to_native(options)
-    checkpoint = OpenCheckpoint(where)
+    check_unsealing(where, unseal=unseal, identities=identities, unseal_by="unseal=True")
+    checkpoint = OpenCheckpoint(where, unsealing=Unsealing.of(identities))
     try:
         if target is None:
             return _in_place(checkpoint, began)
-        small = _beside(checkpoint) if files is None else dict(read_files(files))
+        if files is not None:
+            small = dict(read_files(files))
+        elif checkpoint.native.recipients is not None:
+            small = sealed_files(checkpoint, settings)
+        else:
+            small = _beside(checkpoint)
         model = MetaModel.of(small.get(CONFIG)) if check or unfuse is not False else None
         with checkpoint.reading():
             checkpoint.view_as(0)
@@ -157,6 +179,12 @@ def export(
 def _in_place(checkpoint: OpenCheckpoint, began: float) -> ExportReport:
     """Restores the index and the small files in the checkpoint's own directory."""
     path = checkpoint.path
+    if checkpoint.native.recipients is not None:
+        raise SealedError(
+            f"{path} is sealed: clear files would lie beside sealed shards; name a directory to "
+            "export to",
+            path=path,
+        )
     small = _beside(checkpoint, with_index=True)
     shards = shards_of(checkpoint, IN_PLACE)
     if INDEX not in small or shards is None:

@@ -19,6 +19,7 @@ from penstock.checkpoint.state.tree.references import is_data
 from penstock.checkpoint.state.tree.scalars import TreeError
 from penstock.errors import PenstockError
 from penstock.reports import Problem
+from penstock.sealing.unsealing import CLEAR, Unsealing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -104,26 +105,31 @@ class LeafNames:
         return found
 
 
-def problems_of(path: str, rows: Iterable[Mapping[str, Any]]) -> tuple[Problem, ...]:
+def problems_of(
+    path: str, rows: Iterable[Mapping[str, Any]], unsealing: Unsealing = CLEAR
+) -> tuple[Problem, ...]:
     """Returns a checkpoint's problems, with the leaf names of tensors."""
     problems = [Problem(**row) for row in rows]
     if all(one.tensor is None for one in problems):
         return tuple(problems)
-    checkpoint = _opened(path)
+    checkpoint = _opened(path, unsealing)
     names = {} if checkpoint is None else LeafNames.of(checkpoint).in_parts(checkpoint)
     return tuple(_renamed(one, names) for one in problems)
 
 
-def names_of(path: str, rows: Iterable[tuple[str, int | None]]) -> list[str]:
+def names_of(
+    path: str, rows: Iterable[tuple[str, int | None]], unsealing: Unsealing = CLEAR
+) -> list[str]:
     """Returns the leaf names of a checkpoint's tensors; names in parts if the trees are lost.
 
     Args:
         path: The checkpoint's directory.
         rows: Each tensor's name in its part, and the rank that owns it; None for tensors that ranks
             share and in a checkpoint of one rank.
+        unsealing: How a sealed checkpoint is opened.
     """
     listed = list(rows)
-    checkpoint = _opened(path)
+    checkpoint = _opened(path, unsealing)
     if checkpoint is None:
         return [label for label, _ in listed]
     names = LeafNames.of(checkpoint)
@@ -140,9 +146,9 @@ def names_of(path: str, rows: Iterable[tuple[str, int | None]]) -> list[str]:
     return [name(label, rank) for label, rank in listed]
 
 
-def _opened(path: str) -> _native.Checkpoint | None:
+def _opened(path: str, unsealing: Unsealing) -> _native.Checkpoint | None:
     try:
-        return _native.open(path)
+        return unsealing.open(path)
     except PenstockError:
         return None
 

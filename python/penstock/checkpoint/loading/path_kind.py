@@ -1,4 +1,4 @@
-"""Identifies paths that hold no Penstock checkpoint: other libraries' files, and stores.
+"""Identifies paths that hold no Penstock checkpoint, or a sealed one: other files, and stores.
 
 Users who migrate pass paths of other libraries' checkpoints. The error names the format and the
 command that converts it.
@@ -17,11 +17,19 @@ from penstock import _native
 from penstock.checkpoint.loading.dcp_files import METADATA, is_marked
 from penstock.common.file_names import rank_of, step_of
 from penstock.common.found import is_there, of_git_lfs
-from penstock.errors import CheckpointExistsError, CheckpointNotFoundError, StorageError
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    PenstockError,
+    SealedError,
+    StorageError,
+)
 from penstock.io.files.safetensors_files import SNIFFED_BYTES, begins_header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from penstock.sealing import Identities, Key
 
 _OURS = b'{"format":"penstock-checkpoint"'
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
@@ -213,4 +221,50 @@ def importing(directory: str) -> str:
     return (
         f"`penstock import {shlex.quote(directory)} NEW` makes a checkpoint NEW around the files "
         "there, by links"
+    )
+
+
+def is_sealed(path: str) -> bool:
+    """Whether a checkpoint says that it is sealed; False if its description cannot be read."""
+    try:
+        return _recipients(path) is not None
+    except PenstockError:
+        return False
+
+
+def _recipients(path: str) -> list[str] | None:
+    with describing_contents(path):
+        opened = _native.open(path, sealed_ok=True)
+    opened.release()
+    return opened.recipients
+
+
+def check_unsealing(
+    path: str,
+    *,
+    unseal: bool,
+    identities: Identities | Key | Iterable[Key] | None,
+    unseal_by: str,
+) -> None:
+    """Refuses a sealed checkpoint that nobody has asked to write in the clear.
+
+    Identities of the environment do not ask for it, so they must be given as well.
+
+    Args:
+        path: The checkpoint's directory.
+        unseal: Whether the caller asks for it.
+        identities: The caller's identities.
+        unseal_by: How the caller asks for it, for the error: ``"unseal=True"``.
+
+    Raises:
+        SealedError: The checkpoint is sealed, and ``unseal`` is False or there are no identities.
+        PenstockError: It cannot be opened.
+    """
+    if (unseal and identities is not None) or _recipients(path) is None:
+        return
+    keys = "--identity FILE" if unseal_by.startswith("--") else "identities="
+    raise SealedError(
+        f"{path} is sealed, and this would write its contents in the clear: if that is wanted, "
+        f"give {unseal_by} and {keys}",
+        path=path,
     )

@@ -9,7 +9,7 @@ import click
 import penstock
 from penstock.cli.paths import check_directory, is_store
 from penstock.common.console import console, print_json, table
-from penstock.sealing import Identities
+from penstock.sealing import Identities, Sealing
 from penstock.sealing.sealing_keys import SECRET
 
 if TYPE_CHECKING:
@@ -49,6 +49,12 @@ identity_option = click.option(
     "aws-kms://; may be given more than once. [default: the file named by PENSTOCK_IDENTITIES]",
 )
 
+unseal_option = click.option(
+    "--unseal",
+    is_flag=True,
+    help="Write what is sealed in the clear; also takes --identity.",
+)
+
 recipient_option, optional_recipient_option = (
     click.option(
         "--recipient",
@@ -67,6 +73,11 @@ recipient_option, optional_recipient_option = (
 def opened_by(identities: tuple[str, ...]) -> Identities | None:
     """The identities of the option, else those of the environment."""
     return Identities.resolve(identities or None)
+
+
+def sealed_for(recipients: tuple[str, ...]) -> Sealing | None:
+    """The sealing of the option; None without recipients."""
+    return Sealing(recipients) if recipients else None
 
 
 def change(path: str, as_json: bool, changed: Callable[[str], Iterable[Recipient]]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-
 from typing import TYPE_CHECKING
 
 from penstock.errors import CheckpointNotFoundError

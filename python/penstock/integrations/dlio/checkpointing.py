@@ -12,6 +12,7 @@ from penstock.integrations.dlio.loading import load
 from penstock.integrations.dlio.ranks import Ranks
 from penstock.integrations.dlio.saving import save
 from penstock.integrations.dlio.states import states_of
+from penstock.plugin import SealingKeys
 
 if TYPE_CHECKING:
     from typing import ClassVar
@@ -26,7 +27,9 @@ class Checkpointing(PyTorchCheckpointing):  # type: ignore[misc]
     reads into the tensors that DLIO holds, and compares every byte with its digest. If a rank fails
     all ranks raise, so that the run ends with an error.
 
-    Settings of the I/O are those of the environment (``PENSTOCK_…``, see `penstock.Options`).
+    Settings of the I/O are those of the environment (``PENSTOCK_…``, see `penstock.Options`). So
+    are keys: ``PENSTOCK_RECIPIENTS``, a public key or the path of a file of recipients, seals each
+    save, and then a load refuses clear checkpoints; ``PENSTOCK_IDENTITIES`` opens sealed ones.
 
     Example:
         ```yaml
@@ -56,7 +59,9 @@ class Checkpointing(PyTorchCheckpointing):  # type: ignore[misc]
             StorageError: The operating system failed an operation.
         """
         ranks = self._ranks(epoch, step_number)
-        written = save(ranks, self._path(epoch, step_number), states_of(self, ranks.rank))
+        keys = SealingKeys.of_environment()
+        path = self._path(epoch, step_number)
+        written = save(ranks, path, states_of(self, ranks.rank), keys.sealing)
         if ranks.rank == 0:
             moved = "direct" if written["direct_io"] else "buffered"
             self._say(
@@ -79,7 +84,9 @@ class Checkpointing(PyTorchCheckpointing):  # type: ignore[misc]
             RankError: Another rank failed.
         """
         ranks = self._ranks(epoch, step_number)
-        load(ranks, self._path(epoch, step_number), states_of(self, ranks.rank))
+        unsealing = SealingKeys.of_environment().unsealing
+        path = self._path(epoch, step_number)
+        load(ranks, path, states_of(self, ranks.rank), unsealing)
 
     def checkpoint(self, epoch: int, step_number: int) -> None:
         """Saves as `save_checkpoint` does: the name of the method in DLIO 2.0.0."""

@@ -8,7 +8,15 @@ import torch
 
 from penstock.errors import StateMismatchError
 from penstock.integrations.dlio.saving import NOTE, key_of
-from penstock.plugin import BoxRead, OpenCheckpoint, branches, decode_path, of_tensor, to_native
+from penstock.plugin import (
+    BoxRead,
+    OpenCheckpoint,
+    Unsealing,
+    branches,
+    decode_path,
+    of_tensor,
+    to_native,
+)
 from penstock.tensors.copying import bump_versions
 
 if TYPE_CHECKING:
@@ -18,28 +26,34 @@ if TYPE_CHECKING:
     from penstock.integrations.dlio.states import State
     from penstock.plugin import Node
 
+CLEAR = Unsealing()
+"""Opens clear checkpoints only."""
 
-def load(ranks: Ranks, path: str, states: dict[str, State]) -> None:
+
+def load(ranks: Ranks, path: str, states: dict[str, State], unsealing: Unsealing = CLEAR) -> None:
     """Fills the tensors of all ranks; returns on every rank when all are filled.
 
     Args:
         ranks: All ranks; each calls this.
         path: The checkpoint's directory.
         states: The states of this rank, by name, whose tensors are filled.
+        unsealing: How a sealed checkpoint is opened.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
         IncompleteCheckpointError: The save there never finished.
         CorruptCheckpointError: Bytes are damaged, or a file is missing.
+        TamperedError: Somebody without the key has changed a sealed checkpoint.
+        NotSealedError: It is clear, and a sealed one is demanded.
         StateMismatchError: Another number of ranks saved it, or another model.
         RankError: Another rank failed.
     """
     path = decode_path(path)
-    ranks.on_each(lambda: _fill(path, ranks, states))
+    ranks.on_each(lambda: _fill(path, ranks, states, unsealing))
 
 
-def _fill(path: str, ranks: Ranks, states: dict[str, State]) -> None:
-    checkpoint = OpenCheckpoint(path)
+def _fill(path: str, ranks: Ranks, states: dict[str, State], unsealing: Unsealing) -> None:
+    checkpoint = OpenCheckpoint(path, unsealing=unsealing)
     try:
         _check_ranks(checkpoint, ranks.count)
         checkpoint.view_as(ranks.rank)

@@ -14,6 +14,8 @@ from penstock.plugin import (
     ROOT,
     Boxes,
     Flattener,
+    HandedKey,
+    KeyOffer,
     RankAttempt,
     check_no_store,
     decode_path,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.integrations.dlio.ranks import Ranks
     from penstock.integrations.dlio.states import State
     from penstock.plugin import Node, PartVote, TensorSource
+    from penstock.sealing import Sealing
 
 NOTE = "dlio"
 """The member of a checkpoint's note with facts about the run."""
@@ -35,13 +38,16 @@ def key_of(rank: int) -> str:
     return f"rank_{rank}"
 
 
-def save(ranks: Ranks, path: str, states: dict[str, State]) -> dict[str, Any]:
+def save(
+    ranks: Ranks, path: str, states: dict[str, State], sealing: Sealing | None = None
+) -> dict[str, Any]:
     """Saves the states of all ranks; returns on every rank when all of it is durable.
 
     Args:
         ranks: All ranks; each calls this.
         path: The checkpoint's directory, which all ranks see. A checkpoint there is replaced.
         states: The states of this rank, by name.
+        sealing: For whom the checkpoint is sealed; None for a clear one.
 
     Returns:
         Fields of a `SaveReport` about this rank's files.
@@ -53,12 +59,14 @@ def save(ranks: Ranks, path: str, states: dict[str, State]) -> dict[str, Any]:
     """
     path, options = decode_path(path), to_native(None)
     attempt: RankAttempt | None = None
+    offer = KeyOffer() if sealing is not None and ranks.rank else None
 
-    def begin() -> str:
+    def begin() -> tuple[str, list[HandedKey | None]]:
         nonlocal attempt
         check_no_store(path)
-        attempt = RankAttempt.begin(path, overwrite=True)
-        return attempt.id
+        attempt = RankAttempt.begin(path, overwrite=True, sealing=sealing)
+        others = [attempt.handed(offered[rank], rank) for rank in range(1, ranks.count)]
+        return attempt.id, [None, *others]
 
     def write() -> tuple[Node, PartVote | None]:
         nonlocal attempt
@@ -66,7 +74,9 @@ def save(ranks: Ranks, path: str, states: dict[str, State]) -> dict[str, Any]:
         if attempt is not None:
             attempt.write_shards(ranks.rank, tensors, options)
             return tree, None
-        attempt = RankAttempt.join(path, attempt_id, ranks.rank)
+        attempt = RankAttempt.join(
+            path, attempt_id, ranks.rank, offer=offer, handed=handed[ranks.rank]
+        )
         return tree, attempt.write(ranks.rank, tensors, options)
 
     def commit() -> None:
@@ -81,7 +91,8 @@ def save(ranks: Ranks, path: str, states: dict[str, State]) -> dict[str, Any]:
         attempt.commit(votes, metadata=note, overwrite=True)
 
     try:
-        attempt_id = ranks.on_first(begin)
+        offered = ranks.on_each(lambda: None if offer is None else offer.recipient)
+        attempt_id, handed = ranks.on_first(begin)
         written = ranks.on_each(write)
         ranks.on_first(commit)
         if attempt is None:

@@ -219,7 +219,7 @@ class Checkpoints(Closing):
             loaded = load(path, like, options=self._options, identities=self._keys.identities)
         except Exception as error:
             own = error
-        # Whoever tampers with a step would choose the step of the run.
+        # Tampering must not choose the step of the run.
         is_damage = isinstance(
             own, CorruptCheckpointError | IncompleteCheckpointError
         ) and not isinstance(own, TamperedError)

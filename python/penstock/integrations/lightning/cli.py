@@ -16,8 +16,8 @@ import torch
 
 import penstock
 from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.integrations.directories import private_directory
 from penstock.integrations.lightning import checkpoint_io, loading
-from penstock.integrations.private_directory import private_directory
 from penstock.plugin import is_checkpoint
 
 _PATTERN = "hyper_parameters*"

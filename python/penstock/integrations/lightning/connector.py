@@ -116,7 +116,7 @@ class Connector(_CheckpointConnector):
     def resume_start(
         self, checkpoint_path: _PATH | None = None, weights_only: bool | None = None
     ) -> None:
-        """Loads a checkpoint; if one chosen here is damaged, but not tampered with, an older one."""
+        """Loads a checkpoint; if one chosen here is damaged by a device, an older one."""
         self._position = None
         resume_position.ResumePosition.uninstall(self.trainer)
         io = io_of(self.trainer)
@@ -142,7 +142,7 @@ class Connector(_CheckpointConnector):
             told = f"{path} is damaged, as another rank has found"
             error = error or CorruptCheckpointError(told, path=str(path))
             if is_tampered:
-                # Whoever changed it would choose the checkpoint of the run.
+                # Tampering must not choose the checkpoint of the run.
                 raise error
             if path is paths[-1]:
                 raise error

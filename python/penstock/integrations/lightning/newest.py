@@ -21,12 +21,12 @@ from penstock.errors import (
 from penstock.integrations.directories import numbered
 from penstock.integrations.lightning.directories import SUFFIX
 from penstock.integrations.lightning.loading import check_whole
-from penstock.plugin import AGAINST_KEYS
+from penstock.plugin import AGAINST_KEYS, SealingKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.plugin import SealingKeys
+_NO_KEYS = SealingKeys()
 
 _UNKNOWN = -1
 """The step of a file that would have to be unpickled to read it."""
@@ -49,13 +49,13 @@ class Candidate:
     is_last: bool
 
 
-def newest(paths: Iterable[str], keys: SealingKeys) -> list[str]:
+def newest(paths: Iterable[str], keys: SealingKeys = _NO_KEYS) -> list[str]:
     """Complete checkpoints from which a run can resume, those of the highest step first.
 
     Unfinished checkpoints and those with weights only are left out; damaged ones are, too, with a
-    `PenstockWarning`. A checkpoint that was tampered with, or that no key opens, is an error: nobody
-    shall choose an older one for the run. So is a newest one that is clear where sealed ones are
-    demanded.
+    `PenstockWarning`. A checkpoint that was tampered with, or that no key opens, is an error:
+    nobody shall choose an older one for the run. So is a newest one that is clear where sealed
+    ones are demanded.
 
     Args:
         paths: Paths of possible checkpoints.

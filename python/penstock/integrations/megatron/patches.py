@@ -15,7 +15,7 @@ from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.strategies import torch as theirs
 
 from penstock.integrations.megatron import agreement, retention, structure
-from penstock.integrations.megatron.saving import Writer
+from penstock.integrations.megatron.saving import Writer, refuse_sealing
 from penstock.integrations.megatron.strategies import (
     LoadStrategy,
     SaveStrategy,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.options import Options
+    from penstock.sealing import Sealing
 
 _MISSING: Any = object()
 
@@ -75,7 +76,12 @@ class Enabled:
 _enabled: Enabled | None = None
 
 
-def enable(*, options: Options | None = None, datasets: bool = False) -> Enabled:
+def enable(
+    *,
+    options: Options | None = None,
+    datasets: bool = False,
+    sealing: Sealing | None = None,
+) -> Enabled:
     """Makes Megatron-Core save and load through Penstock.
 
     Call it on every rank, before the first save or load; `python -m penstock.megatron` does it for
@@ -87,6 +93,8 @@ def enable(*, options: Options | None = None, datasets: bool = False) -> Enabled
         options: Settings of the I/O of checkpoints; None for ``Options()``.
         datasets: Whether Penstock also reads the indexed datasets that are opened from now on, past
             the page cache, and the samples of GPT datasets ahead of their use.
+        sealing: Refused: Megatron-Core's checkpoints are not sealed yet. ``PENSTOCK_RECIPIENTS`` in
+            the environment is refused, too.
 
     Returns:
         A context manager that takes it back, as `disable` does.
@@ -95,6 +103,7 @@ def enable(*, options: Options | None = None, datasets: bool = False) -> Enabled
         MissingDependencyError: Megatron-Core is older than 0.13, or has changed what is replaced.
             With a version newer than those tested the first save can raise it, too, as it first
             saves and loads a tiny state on trial.
+        CannotSealError: ``sealing`` is given; nothing is replaced.
 
     Example:
         ```python
@@ -106,6 +115,7 @@ def enable(*, options: Options | None = None, datasets: bool = False) -> Enabled
     """
     global _enabled
     to_native(options)
+    refuse_sealing(sealing)
     disable()
     # Stays: strategies that were made meanwhile are used after `disable`, too.
     structure.compare()

@@ -31,12 +31,12 @@ import penstock
 
 # The first save would import it otherwise, and take that much longer than the next ones.
 import penstock.checkpoint.saving.sharded
-from penstock.errors import StorageError, UnsupportedStateError
+from penstock.errors import CannotSealError, StorageError, UnsupportedStateError
 from penstock.integrations.dcp import directory, layout
 from penstock.integrations.megatron import agreement
 from penstock.integrations.megatron.pieces import pieces_of
 from penstock.integrations.megatron.waiting import EndMark, wait_for_end, wait_here
-from penstock.plugin import Boxes, LiveState
+from penstock.plugin import Boxes, LiveState, SealingKeys
 
 if TYPE_CHECKING:
     from penstock.options import Options
@@ -51,6 +51,22 @@ COMMON_FILE = "common.pt"
 """The common state as Megatron-Core before 0.19 stores it."""
 
 
+def refuse_sealing(sealing: object) -> None:
+    """Refuses keys, before anything is written.
+
+    Raises:
+        CannotSealError: Keys are given, or ``PENSTOCK_RECIPIENTS`` names some.
+    """
+    if sealing is None and SealingKeys.of_environment().sealing is None:
+        return
+    raise CannotSealError(
+        f"checkpoints of Megatron-Core are not sealed yet: it writes {COMMON_FILE} in the clear, "
+        "and pieces of tensors are compared in clear parts; leave sealing= out, or save with "
+        "penstock.integrations.dcp",
+        path="",
+    )
+
+
 class Writer:
     """Saves one checkpoint after the other, and keeps its staging memory for the next.
 
@@ -59,6 +75,7 @@ class Writer:
     """
 
     def __init__(self, options: Options | None = None) -> None:
+        refuse_sealing(None)
         self._saver = penstock.Saver(options=options)
 
     def save(self, sharded_state: Any, checkpoint_dir: str | os.PathLike[str]) -> None:

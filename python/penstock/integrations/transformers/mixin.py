@@ -171,7 +171,7 @@ class PenstockTrainerMixin(_Base):
         settings = self.penstock_settings
         is_sealed = settings.sealing is not None
         if self.args.save_only_model:
-            files = {parts.FILES: {}} if is_sealed else {}
+            files: dict[str, Any] = {parts.FILES: {}} if is_sealed else {}
             return penstock.Training(rng=False, **parts.weights(self.model), **files)
         return parts.whole(self, settings.pickled, has_files=is_sealed)
 

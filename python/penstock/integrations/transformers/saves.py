@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import penstock
 from penstock.errors import PenstockError, PenstockWarning, RankError, StorageError, storage_errors
-from penstock.integrations.private_directory import private_directory
+from penstock.integrations.directories import private_directory
 from penstock.integrations.transformers.parts import FILES
 from penstock.integrations.transformers.run import lacking, rotate
 from penstock.plugin import durable, is_checkpoint

@@ -248,9 +248,9 @@ def test_what_cannot_be_sealed_is_refused_before_anything_is_written(tmp_path):
 def test_jobs_without_identities_refuse_a_sealed_checkpoint(saved, tmp_path):
     with pytest.raises(SealedError):
         penstock.export(saved, tmp_path / "model")
-    with pytest.raises(CannotSealError):
+    with pytest.raises(SealedError):
         penstock.salvage(saved, tmp_path / "salvaged")
-    with pytest.raises(CannotSealError):
+    with pytest.raises(SealedError):
         penstock.explain(saved)
     with pytest.raises(FormatError):
         Checkpoint(saved).state()

@@ -139,6 +139,22 @@ impl<'a> Salvage<'a> {
         missing: &mut Vec<Missing>,
         progress: &Progress,
     ) -> Result<Vec<Region>> {
+        loop {
+            // A chunk that does not open ends a read before all of it is there. Each time at least
+            // one tensor is given up.
+            if let Some(regions) = self.try_load(entries.clone(), missing, progress)? {
+                return Ok(regions);
+            }
+        }
+    }
+
+    /// Reads as [`load`](Salvage::load) does; `None` if a chunk did not open.
+    fn try_load(
+        &mut self,
+        entries: Range<usize>,
+        missing: &mut Vec<Missing>,
+        progress: &Progress,
+    ) -> Result<Option<Vec<Region>>> {
         let taken: Vec<usize> = entries.filter(|&entry| self.is_taken[entry]).collect();
         let found = &self.found;
         let tensors = || taken.iter().map(|&entry| &found.part.tensors[entry]);
@@ -153,6 +169,7 @@ impl<'a> Salvage<'a> {
             self.path,
             self.options.file_system.files(),
             settings.direct,
+            true,
             is_wanted,
         )?;
         let (numbers, sources): (Vec<usize>, Vec<Source<'_>>) = opened.into_iter().unzip();
@@ -184,6 +201,7 @@ impl<'a> Salvage<'a> {
             .map(Region::from)
             .collect();
         drop(sources);
+        let is_cut_short = outcome.damage.iter().any(|damage| damage.is_tampered);
         for damage in &outcome.damage {
             self.found.hit(numbers[damage.file], damage);
         }
@@ -192,9 +210,12 @@ impl<'a> Salvage<'a> {
                 self.give_up(entry, reason, missing);
             }
         }
+        if is_cut_short {
+            return Ok(None);
+        }
         let regions = taken.iter().zip(regions);
         let kept = regions.filter(|(entry, _)| self.is_taken[**entry]);
-        Ok(kept.map(|(_, region)| region).collect())
+        Ok(Some(kept.map(|(_, region)| region).collect()))
     }
 
     /// Stops recovering a tensor that turned out damaged. Boxes of it that are already saved

@@ -22,8 +22,9 @@ use crate::format::part::{
 };
 use crate::format::plain::{self, is_lost};
 use crate::format::shard;
+use crate::load::checkpoint::unseal;
 use crate::report::Problem;
-use crate::seal::DECOY;
+use crate::seal::{DECOY, DataKey, ShardOpener, Unsealing};
 
 /// Limit on ranks without files that are assumed from file names when there is no manifest.
 const RANKS_WITHOUT_FILES_MAX: u64 = 4096;
@@ -48,13 +49,22 @@ pub(super) struct Description {
     pub(super) missing_files: Vec<String>,
     pub(super) problems: Vec<Problem>,
     pub(super) bytes_checked: u64,
+    /// The openers of all files of the parts, in order, if the checkpoint is sealed.
+    pub(super) openers: Vec<ShardOpener>,
 }
 
 /// Reads the description of the checkpoint from whatever is left.
-pub(super) fn describe(path: &Path, files: &dyn Files) -> Result<Description> {
+pub(super) fn describe(
+    path: &Path,
+    files: &dyn Files,
+    unsealing: &Unsealing,
+) -> Result<Description> {
     let mut found = Description::default();
+    let mut key = None;
     match read_manifest(path, files) {
-        Ok((manifest, bytes)) => {
+        Ok((mut manifest, bytes)) => {
+            // Nothing of a manifest is used before its MAC is checked.
+            key = unseal(path, &mut manifest, unsealing)?;
             found.bytes_checked += bytes;
             found.check_sidecars(path, files, &manifest)?;
             found.manifest = Some(manifest);
@@ -80,10 +90,15 @@ pub(super) fn describe(path: &Path, files: &dyn Files) -> Result<Description> {
         }
     };
     for rank in 0..world_size {
-        let part = found.part(path, files, &names, &id, rank, world_size)?;
+        let part = match &key {
+            Some(key) => found.sealed_part(path, files, rank, key)?,
+            None => found.part(path, files, &names, &id, rank, world_size)?,
+        };
         found.parts.push(part);
     }
-    found.check_clear(path)?;
+    if key.is_none() {
+        found.check_clear(path, unsealing)?;
+    }
     let is_nothing = |(part, described): &(Part, Described)| {
         *described == Described::Headers && part.files.is_empty()
     };
@@ -98,8 +113,9 @@ pub(super) fn describe(path: &Path, files: &dyn Files) -> Result<Description> {
 }
 
 impl Description {
-    /// Refuses a sealed checkpoint: nothing says which of its tensors are where.
-    fn check_clear(&self, path: &Path) -> Result<()> {
+    /// Refuses a sealed checkpoint that is not opened: nothing says which of its tensors are where.
+    /// Refuses a clear one, whose manifest is lost, if a sealed one is demanded.
+    fn check_clear(&self, path: &Path, unsealing: &Unsealing) -> Result<()> {
         let manifest = self.manifest.as_ref();
         let is_decoy = |tensor: &TensorEntry| tensor.name == DECOY;
         let is_sealed = |(part, _): &(Part, Described)| {
@@ -108,14 +124,49 @@ impl Description {
         if manifest.is_none_or(|manifest| manifest.sealing.is_none())
             && !self.parts.iter().any(is_sealed)
         {
-            return Ok(());
+            return match unsealing.is_demanded {
+                true => Err(Error::NotSealed {
+                    path: path.to_owned(),
+                }),
+                false => Ok(()),
+            };
         }
-        let detail = "it is sealed, and sealed checkpoints are not surveyed or salvaged yet: \
-                      `penstock verify` lists damaged files, which a copy can replace";
-        Err(Error::CannotSeal {
-            path: path.to_owned(),
-            detail: detail.to_owned(),
-        })
+        if manifest.is_some() {
+            return Err(Error::Sealed {
+                path: path.to_owned(),
+            });
+        }
+        let detail = "the checkpoint is sealed, and its keys were in the manifest: restore the \
+                      manifest from a copy";
+        Err(Error::corrupt(path, MANIFEST, detail))
+    }
+
+    /// The part of a rank of a sealed checkpoint; an empty one if it is lost, or does not open. The
+    /// header of a sealed shard names no tensors.
+    fn sealed_part(
+        &mut self,
+        path: &Path,
+        files: &dyn Files,
+        rank: u32,
+        key: &DataKey,
+    ) -> Result<(Part, Described)> {
+        let manifest = self.manifest.as_ref().expect("it has the key");
+        let (id, entry) = (manifest.id.clone(), &manifest.parts[rank as usize]);
+        self.bytes_checked += entry.bytes;
+        let file = entry.file.clone();
+        let read = read_part(path, files, manifest, entry).and_then(|mut part| {
+            let openers = part.unseal(key, path, &file)?;
+            Ok((part, openers))
+        });
+        match read {
+            Ok((part, openers)) => {
+                self.openers.extend(openers);
+                return Ok((part, Described::Whole));
+            }
+            Err(Error::Tampered { detail, .. }) => self.note(&file, detail, true),
+            Err(error) => self.lose(path, files, &file, error)?,
+        }
+        Ok((empty_part(&id, rank), Described::Headers))
     }
 
     /// A rank's part, from the best source left.
@@ -203,18 +254,7 @@ impl Description {
         rank: u32,
         world_size: u32,
     ) -> Part {
-        let mut part = Part {
-            format: part::FORMAT.to_owned(),
-            version: FORMAT_VERSION,
-            id: id.to_owned(),
-            rank,
-            files: Vec::new(),
-            tensors: Vec::new(),
-            aliases: Vec::new(),
-            tree: RawValue::from_string("null".to_owned()).expect("it is JSON"),
-            missing: Vec::new(),
-            sealed: None,
-        };
+        let mut part = empty_part(id, rank);
         for name in names.iter().filter(|name| name::is_shard(name, rank, id)) {
             match tensors_of(&path.join(name), files, part.files.len(), world_size > 1) {
                 Ok(Listed {
@@ -247,6 +287,21 @@ impl Description {
         part.missing
             .retain(|missing| seen.insert(missing.name.clone()));
         part
+    }
+}
+
+fn empty_part(id: &str, rank: u32) -> Part {
+    Part {
+        format: part::FORMAT.to_owned(),
+        version: FORMAT_VERSION,
+        id: id.to_owned(),
+        rank,
+        files: Vec::new(),
+        tensors: Vec::new(),
+        aliases: Vec::new(),
+        tree: RawValue::from_string("null".to_owned()).expect("it is JSON"),
+        missing: Vec::new(),
+        sealed: None,
     }
 }
 

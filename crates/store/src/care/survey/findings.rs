@@ -6,6 +6,7 @@ use super::describe::{Described, Description};
 use crate::format::manifest::Manifest;
 use crate::format::part::{Part, Rank};
 use crate::report::Problem;
+use crate::seal::ShardOpener;
 
 /// A checkpoint as far as it can be read.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub struct Survey {
     pub(super) ranks: Vec<(Rank, Described)>,
     /// For each file, the number of bytes readable in whole chunks.
     pub(super) usable_bytes: Vec<u64>,
+    /// The openers of all files, if the checkpoint is sealed; else none.
+    pub(super) openers: Vec<ShardOpener>,
 }
 
 /// A tensor of which ranks stored boxes, or that a tree refers to.
@@ -71,6 +74,7 @@ impl Survey {
             seconds: 0.0,
             ranks: ranks.into_iter().zip(described).collect(),
             usable_bytes: Vec::new(),
+            openers: description.openers,
             part,
         }
     }

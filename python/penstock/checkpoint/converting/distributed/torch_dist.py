@@ -32,6 +32,7 @@ from penstock.checkpoint.state.tree.scalars import TreeError
 from penstock.checkpoint.state.tree.tree import branches
 from penstock.errors import CheckpointExistsError, CorruptCheckpointError, UnsupportedStateError
 from penstock.io.files import durable
+from penstock.sealing.unsealing import CLEAR, Unsealing
 from penstock.tensors import dtypes
 from penstock.tensors.memory import of_tensor
 
@@ -73,6 +74,7 @@ def write_torch_dist(
     path: str,
     options: dict[str, Any],
     progress: Callable[[int, int], object] | None = None,
+    unsealing: Unsealing = CLEAR,
 ) -> Written:
     """Writes a directory of ``torch_dist``.
 
@@ -81,13 +83,14 @@ def write_torch_dist(
         path: The new directory, which may exist and be empty.
         options: How bytes are read.
         progress: Called with the bytes done and the bytes in all.
+        unsealing: How a sealed checkpoint is opened.
     """
     if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise CheckpointExistsError(
             f"{path} is not empty: choose another directory for the checkpoint of Megatron-Core",
             path=path,
         )
-    opened = OpenCheckpoint(source)
+    opened = OpenCheckpoint(source, unsealing=unsealing)
     try:
         opened.view_as(0)
         with opened.reading():

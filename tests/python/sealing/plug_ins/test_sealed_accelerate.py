@@ -14,7 +14,7 @@ from accelerate.utils import ProjectConfiguration
 
 from penstock.errors import CannotSealError, NotSealedError, SealedError, TamperedError
 from penstock.integrations.accelerate import attach
-from sealed_marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper
+from sealing.marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper
 
 
 class Note:
@@ -43,7 +43,7 @@ def begun(directory, *, seals=True, opens=True, attaches=True):
 
 
 def test_state_is_sealed_and_tampering_leads_to_no_older_one(tmp_path):
-    accelerator, model, note = begun(tmp_path)
+    accelerator, model, _note = begun(tmp_path)
     for _ in range(2):
         newest = accelerator.save_state()
     assert_hidden(tmp_path)

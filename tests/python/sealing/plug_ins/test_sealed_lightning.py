@@ -14,9 +14,9 @@ pytest.importorskip("lightning")
 
 from lightning.fabric import Fabric  # noqa: E402
 
-from lightnings import Module, fit, trainer  # noqa: E402
+from integrations.lightnings import Module, fit, trainer  # noqa: E402
 from penstock.integrations.lightning import PenstockIO  # noqa: E402
-from sealed_marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper  # noqa: E402
+from sealing.marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper  # noqa: E402
 
 
 def sealed_io(**options):

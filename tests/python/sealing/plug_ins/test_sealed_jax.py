@@ -8,14 +8,14 @@ import textwrap
 
 import pytest
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
 import jax.numpy as jnp
 
 import penstock
 from penstock.errors import NotSealedError, SealedError, TamperedError
 from penstock.integrations import jax as pj
-from sealed_marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper
+from sealing.marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper
 
 
 def pytree():
@@ -70,7 +70,7 @@ PROCESS = textwrap.dedent("""
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
     from penstock.errors import RankError
     from penstock.integrations import jax as pj
-    from sealed_marks import KEY, NAME, NUMBER, TEXT, sealing
+    from sealing.marks import KEY, NAME, NUMBER, TEXT, sealing
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
     whole = np.full(64, NUMBER, "float32")
     array = jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])

@@ -9,9 +9,15 @@ import pytest
 pytest.importorskip("torchtitan")
 
 import penstock
-from penstock.errors import CannotSealError, KeyFileError, NotSealedError, SealedError, TamperedError
+from penstock.errors import (
+    CannotSealError,
+    KeyFileError,
+    NotSealedError,
+    SealedError,
+    TamperedError,
+)
 from penstock.sealing import generate
-from sealed_marks import assert_hidden, tamper
+from sealing.marks import assert_hidden, tamper
 from titan import begun, end, trained
 
 pytestmark = [

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 import penstock
 from penstock.errors import CannotSealError, NotSealedError, SealedError, TamperedError
 from penstock.integrations.transformers import attach, newest_checkpoint
-from sealed_marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper
+from sealing.marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper
 
 
 class Rows(torch.utils.data.Dataset):
@@ -78,7 +78,7 @@ def test_clear_is_refused_and_tampering_leads_to_no_older_one(tmp_path):
     tamper(newest)
     with pytest.raises(TamperedError):
         begun(tmp_path / "run", steps=6).train(resume_from_checkpoint=True)
-    # The manifest tells of another change already.
+    # A change of the manifest shows before anything is read.
     text = (newest / "manifest.json").read_text()
     (newest / "manifest.json").write_text(text.replace('"step": 4', '"step": 9'))
     with pytest.raises((TamperedError, penstock.errors.CorruptCheckpointError)):
@@ -93,8 +93,8 @@ def test_clear_is_refused_and_tampering_leads_to_no_older_one(tmp_path):
 
 
 def test_what_would_stay_clear_is_refused_before_the_training(tmp_path):
+    best = {"load_best_model_at_end": True, "save_strategy": "best"}
     with pytest.raises(SealedError, match="load_best_model_at_end"):
-        best = {"load_best_model_at_end": True, "save_strategy": "best"}
         begun(tmp_path, opens=False, **best, metric_for_best_model="loss")
     trainer = begun(tmp_path / "hub", attaches=False)
     trainer.args.push_to_hub = True

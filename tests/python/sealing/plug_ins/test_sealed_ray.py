@@ -15,7 +15,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 import penstock
 from penstock.errors import NotSealedError, SealedError, TamperedError
 from penstock.integrations import ray as pr
-from sealed_marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper
+from sealing.marks import KEY, NAME, NUMBER, TEXT, assert_hidden, sealing, tamper
 
 
 def trained(root, steps, *, seals=True, opens=(KEY,)):

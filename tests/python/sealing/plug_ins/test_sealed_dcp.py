@@ -14,7 +14,8 @@ dcp = pytest.importorskip("torch.distributed.checkpoint")
 
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 
-from sealed_marks import (  # noqa: E402
+from penstock.integrations.dcp import StorageReader, StorageWriter, enable  # noqa: E402
+from sealing.marks import (  # noqa: E402
     KEY,
     NAME,
     NUMBER,
@@ -23,7 +24,6 @@ from sealed_marks import (  # noqa: E402
     sealing,
     tamper,
 )
-from penstock.integrations.dcp import StorageReader, StorageWriter, enable  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
@@ -56,7 +56,8 @@ def test_writer_and_reader_seal_everything(tmp_path):
     assert_hidden(path)
     found = empty()
     dcp.load(found, storage_reader=StorageReader(path, identities=[KEY]), no_dist=True)
-    assert found["note"] == TEXT and found["step"] == 7
+    assert found["note"] == TEXT
+    assert found["step"] == 7
     assert torch.equal(found["model"][NAME], state()["model"][NAME])
     assert penstock.load(path, identities=[KEY])["note"] == TEXT
     with raises(SealedError):
@@ -87,7 +88,7 @@ def test_enabled_saves_are_sealed_and_clear_ones_refused(tmp_path, monkeypatch):
             assert found["note"] == TEXT
         with raises(NotSealedError):
             dcp.load(empty(), checkpoint_id=theirs, no_dist=True)
-        # Whoever writes to the storage can put the mark of DCP's own format into a directory.
+        # A writer to the storage can put the mark of DCP's own format into a directory.
         (tmp_path / "a" / ".metadata").write_bytes((theirs / ".metadata").read_bytes())
         dcp.load(found := empty(), checkpoint_id=tmp_path / "a", no_dist=True)
         assert found["note"] == TEXT
@@ -124,7 +125,8 @@ def _save_together(path, seals, background):
             return str(error)
         found = {"weight": torch.zeros(4000), NAME: ""}
         dcp.load(found, checkpoint_id=path)
-    assert found[NAME] == TEXT and torch.equal(found["weight"], torch.full((4000,), NUMBER))
+    assert found[NAME] == TEXT
+    assert torch.equal(found["weight"], torch.full((4000,), NUMBER))
     return "done"
 
 
