@@ -48,6 +48,7 @@ def save(
     groups: Mapping[str, str] | None = None,
     files: Files | None = None,
     sealing: Sealing | None = None,
+    sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> SaveReport:
     """Saves a state durably: after the return, no crash or power cut can lose it.
 
@@ -107,6 +108,10 @@ def save(
             ``metadata`` or tensors. Number and sizes of the files, ranks, step, time and recipients
             stay readable. All ranks pass it; the recipients of the first rank count. None for a
             clear checkpoint.
+        sign: Private keys that sign the checkpoint, as `penstock.signing` describes them. Chunks
+            are hashed while they are written, so nothing is read again, and loads with
+            ``signed_by=`` read nothing twice. All ranks pass it; the first rank signs. None for
+            none.
 
     Returns:
         A report of the bytes written and of how they were written.
@@ -124,6 +129,9 @@ def save(
         CannotSealError: With ``sealing``, something would stay clear: groups, small files, tensors
             in files, pieces of tensors without a mesh, or a checkpoint in a bucket.
         KmsError: A key management service that wraps the key was not reachable.
+        KeyFileError: With ``sign``, a text or a file is no private key that signs.
+        SignatureError: With ``sign``, the directory holds something that cannot be signed, such as
+            a symbolic link.
 
     Example:
         >>> import numpy as np, penstock, tempfile
@@ -144,6 +152,7 @@ def save(
         groups=groups,
         files=files,
         sealing=sealing,
+        signing=SigningKeys.resolve(sign),
     )
     check_no_store(where)
     return saver._save(destination, state, progress)
@@ -374,7 +383,7 @@ def sign(
     there at this moment: sign what you have just saved, or what was signed before.
 
     A signature covers every file in the directory, copies of small files and files of users too,
-    but no subdirectories. Of a sealed checkpoint it covers everything but the list of recipients, so
+    but no subdirectories. Of a sealed checkpoint it covers everything but the list of recipients:
     `penstock.sealing.add_recipients` and its like keep it valid.
 
     Args:

@@ -26,6 +26,7 @@ use crate::plan::reshard::GlobalTensors;
 use crate::plan::write::{Grouped, ShardPlan, TensorSpec, WritePlan, plan};
 use crate::report::{Run, Transport};
 use crate::seal::{Block, Sha256, ShardPlace, ShardSealer, Tags};
+use crate::sign::Hashes;
 
 /// A state without its bytes, and the plan for writing those.
 pub(super) struct PlannedWrite {
@@ -191,7 +192,8 @@ impl PlannedWrite {
             file: name::part_file(rank, attempt.id()),
             bytes: text.len() as u64,
             digest: Digest::of(&text),
-            sha256: self.is_sealed.then(|| Sha256::of(&text)),
+            // A digest can be forged, and the rank that signs reads the parts of all.
+            sha256: (self.is_sealed || self.settings.is_hashed).then(|| Sha256::of(&text)),
         })
     }
 
@@ -204,7 +206,11 @@ impl PlannedWrite {
     ) -> Part {
         let written = |(index, shard): (usize, WrittenShard)| {
             let planned = &self.plan.shards[index];
-            let WrittenChunks { digests, tags } = shard.chunks;
+            let WrittenChunks {
+                digests,
+                tags,
+                hashes,
+            } = shard.chunks;
             FileEntry {
                 name: name::shard_file(rank, index, id),
                 bytes: planned.bytes,
@@ -216,7 +222,7 @@ impl PlannedWrite {
                     commitment,
                     tags: Tags(tags),
                 }),
-                blake3: None,
+                blake3: self.settings.is_hashed.then_some(Hashes(hashes)),
             }
         };
         let mut files: Vec<_> = shards.into_iter().enumerate().map(written).collect();
