@@ -353,6 +353,7 @@ class MirrorJob:
         path: str,
         url: str,
         *,
+        sealing: AttemptKey | None,
         bytes_per_second: int | None,
         connections: int | None,
         nice: int | None,
@@ -367,6 +368,7 @@ class Store:
     def __new__(cls, root: str) -> Store: ...
     def step_path(self, step: int) -> str: ...
     def identity(self, step: int) -> str | None: ...
+    def copy_of(self, step: int) -> str | None: ...
     def steps(self) -> list[tuple[int, str, str | None]]: ...
     def newest(
         self, *, last: int | None = None
@@ -442,6 +444,7 @@ def mirror(
     path: str,
     url: str,
     *,
+    sealing: AttemptKey | None,
     bytes_per_second: int | None,
     connections: int | None,
     options: dict[str, object],

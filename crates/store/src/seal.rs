@@ -14,6 +14,7 @@ mod derive;
 mod encoded;
 mod message;
 mod opener;
+mod record;
 mod sealer;
 mod statement;
 
@@ -68,7 +69,7 @@ impl Sealing {
         Sealing {
             key,
             wraps,
-            witness: None,
+            witness: record::witness(),
         }
     }
 

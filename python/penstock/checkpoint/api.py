@@ -127,7 +127,7 @@ def save(
         ValueError: Two groups have one name, or a file has a name that is not allowed there.
         StorageError: The operating system failed an operation: disk full, read-only, …
         CannotSealError: With ``sealing``, something would stay clear: groups, small files, tensors
-            in files, pieces of tensors without a mesh, or a checkpoint in a bucket.
+            in files, or pieces of tensors without a mesh.
         KmsError: A key management service that wraps the key was not reachable.
         KeyFileError: With ``sign``, a text or a file is no private key that signs.
         SignatureError: With ``sign``, the directory holds something that cannot be signed, such as

@@ -121,7 +121,14 @@ class CheckpointStore(StoredSteps, Closing):
             raise not_a_store(where)
         super().__init__(where, Retention(keep_last, keep_every, keep), options)
         self._saver = Saver(options=options, process_group=process_group, no_dist=no_dist)
-        self._mirrored = MirroredSteps(self._native, where, options, mirror)
+        check_sealing(sealing)
+        self._mirrored = MirroredSteps(
+            self._native,
+            where,
+            options,
+            mirror,
+            is_sealed=sealing is not None or identities is not None,
+        )
         self._run = PacedRun(
             where,
             save_every,
@@ -129,7 +136,6 @@ class CheckpointStore(StoredSteps, Closing):
             save_seconds_max=save_seconds_max,
         )
         self._saver.record(self._run)
-        check_sealing(sealing)
         self._sealing = sealing
         self._signing = SigningKeys.resolve(sign)
         self._unsealing = Unsealing.of(
@@ -345,6 +351,7 @@ class CheckpointStore(StoredSteps, Closing):
         groups: Mapping[str, str] | None,
         files: Files | None,
     ) -> Destination:
+        self._mirrored.check_sealable(step, has_groups=bool(groups), has_files=bool(files))
         return Destination.of(
             self.path(step),
             step=step,

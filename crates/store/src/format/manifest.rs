@@ -57,6 +57,9 @@ pub struct Manifest {
     /// directory.
     #[serde(rename = "beside", default, skip_serializing_if = "Vec::is_empty")]
     pub sidecars: Vec<SidecarEntry>,
+    /// Identity of the clear checkpoint that this one is a sealed copy of, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_of: Option<String>,
     /// Set if the checkpoint is sealed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealing: Option<SealingEntry>,
@@ -359,6 +362,7 @@ mod tests {
                 bytes: 2,
                 digest: Digest::of(b"{}"),
             }],
+            copy_of: None,
             sealing: None,
             mac: None,
             wraps: None,

@@ -303,6 +303,15 @@ impl Checkpoint {
             .collect()
     }
 
+    /// Size and number of all files, the copies of small files included.
+    pub(crate) fn size(&self) -> (u64, usize) {
+        let files = self.files();
+        let sidecars = &self.manifest.sidecars;
+        let own_names: u64 = sidecars.iter().map(|entry| entry.bytes).sum();
+        let bytes = files.iter().map(|(_, bytes)| bytes).sum::<u64>() + own_names;
+        (bytes, files.len() + sidecars.len())
+    }
+
     /// Size of all tensors.
     pub fn tensor_bytes(&self) -> u64 {
         self.part.tensors.iter().map(TensorEntry::nbytes).sum()

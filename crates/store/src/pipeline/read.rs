@@ -12,8 +12,8 @@
 //! Bytes for devices go through staging. The device copies them itself, many extents per call: a
 //! worker continues, and takes buffers back when it needs some or has nothing else to do.
 //!
-//! Bytes of sealed files go through staging. Once a chunk matches its digest it is opened on the way
-//! to its place; one that does not open is tampering.
+//! A chunk of a sealed file is opened once it matches its digest, in new memory where it was read
+//! or on the way from staging to its place. One that does not open is tampering.
 //!
 //! Chunks of a signed file are hashed where they were read, and compared with the hashes that the
 //! signature covers, before anything else is done with them.
@@ -91,7 +91,8 @@ impl Source<'_> {
             offset_alignment: if self.file.is_direct() { PAGE_BYTES } else { 1 },
             memory_alignment: alignment.memory,
             is_elsewhere: self.file.is_elsewhere(),
-            is_sealed: self.opener.is_some(),
+            // Nothing gets to the caller's memory before it is opened, or compared with a signature.
+            is_sealed: self.opener.is_some() || matches!(self.hashing, Hashing::Compare(_)),
         }
     }
 }

@@ -178,23 +178,8 @@ impl PlannedWrite {
         salt: Option<Block>,
         tree: Option<Box<RawValue>>,
     ) -> Result<PartEntry> {
-        let mut part = self.part(shards, rank, attempt.id(), tree);
-        part.check().map_err(unreadable)?;
-        GlobalTensors::new(&part.tensors).map_err(|conflict| unreadable(conflict.to_string()))?;
-        if let (Some(sealing), Some(salt)) = (attempt.sealing(), salt) {
-            part.seal(sealing, salt);
-        }
-        let mut text = serde_json::to_vec(&part).expect("a part always serialises");
-        text.push(b'\n');
-        attempt.write_part(rank, &text)?;
-        Ok(PartEntry {
-            rank,
-            file: name::part_file(rank, attempt.id()),
-            bytes: text.len() as u64,
-            digest: Digest::of(&text),
-            // A digest can be forged, and the rank that signs reads the parts of all.
-            sha256: (self.is_sealed || self.settings.is_hashed).then(|| Sha256::of(&text)),
-        })
+        let part = self.part(shards, rank, attempt.id(), tree);
+        put_part(attempt, part, salt)
     }
 
     fn part(
@@ -271,6 +256,31 @@ impl PlannedWrite {
             phases,
         }
     }
+}
+
+/// Checks a part, seals it if the attempt has a key, and writes it with its shards' names.
+pub(crate) fn put_part(
+    attempt: &mut Attempt,
+    mut part: Part,
+    salt: Option<Block>,
+) -> Result<PartEntry> {
+    part.check().map_err(unreadable)?;
+    GlobalTensors::new(&part.tensors).map_err(|conflict| unreadable(conflict.to_string()))?;
+    if let (Some(sealing), Some(salt)) = (attempt.sealing(), salt) {
+        part.seal(sealing, salt);
+    }
+    let is_hashed = part.files.iter().any(|file| file.blake3.is_some());
+    let mut text = serde_json::to_vec(&part).expect("a part always serialises");
+    text.push(b'\n');
+    attempt.write_part(part.rank, &text)?;
+    Ok(PartEntry {
+        rank: part.rank,
+        file: name::part_file(part.rank, attempt.id()),
+        bytes: text.len() as u64,
+        digest: Digest::of(&text),
+        // A digest can be forged; the rank that signs reads the parts of all.
+        sha256: (part.sealed.is_some() || is_hashed).then(|| Sha256::of(&text)),
+    })
 }
 
 /// A shard whose bytes are written.
