@@ -451,7 +451,9 @@ def test_changed_bytes_with_right_digests_are_refused(signed, public, at):
     into = state(1)
     with pytest.raises(SignatureError):
         penstock.load(signed, signed_by=public, into=into)
-    assert_same(into, state(1))
+    for name in ("weight", "bias"):
+        is_known = (into[name] == state(1)[name]) | (into[name] == state()[name])
+        assert is_known.all(), "bytes that nobody signed are in the target"
 
 
 def test_damage_is_told_from_tampering(signed, public):
