@@ -172,6 +172,7 @@ def load(
     plain: bool = False,
     identities: Identities | Key | Iterable[Key] | None = None,
     signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
+    expect: str | None = None,
 ) -> Any:
     """Loads a state; every returned byte has been checked against its digest.
 
@@ -224,6 +225,10 @@ def load(
             describes them: every byte that is handed out is hashed after it was read, and compared
             with the signature. Files whose chunk hashes the checkpoint lacks, as those signed by
             `sign` after the save, are read whole once before. None to look at no signature.
+        expect: The id of the checkpoint, as `SaveReport.checkpoint_id` and `penstock.inspect` show
+            it: every other one is refused, also an older one of the same writer. Anybody who writes
+            to the storage can forge the id of a clear checkpoint, so combine this with
+            ``identities`` or ``signed_by``. None to accept any.
 
     Returns:
         The state, or ``into`` (rebuilt where it is a tuple). New tensors and arrays in host memory
@@ -243,6 +248,7 @@ def load(
         WrongKeyError: None of the identities opens the checkpoint.
         SignatureError: None of ``signed_by`` has signed the checkpoint, or a file is not the signed
             one. `NotSignedError` if it has no signature.
+        OtherCheckpointError: The checkpoint's id is not ``expect``.
         FormatVersionError: A newer Penstock wrote it.
         StateMismatchError: A key matches nothing, ``into`` does not fit, or the ranks' states form
             no single state, for example because pipeline stages use the same keys.
@@ -279,6 +285,7 @@ def load(
         rank=rank,
         is_plain=bool(plain),
         unsealing=Unsealing.of(identities, signed_by=signed_by),
+        expect=expect,
     )
     loaded = read(decode_path(path), request, options)
     state = restore_into(loaded, request)

@@ -129,9 +129,7 @@ class Saver(Closing):
             PenstockError: The error of the last save, if it has not been raised yet, or any error
                 of `penstock.save`.
         """
-        destination = _destination(
-            path, step, metadata, overwrite, groups, files, self.sealing
-        )
+        destination = _destination(path, step, metadata, overwrite, groups, files, self.sealing)
         return self._save(destination, state, progress)
 
     @overload

@@ -31,9 +31,7 @@ Whoever can write to the storage can cause them, and would choose the checkpoint
 """
 
 
-SECRET = re.compile(
-    r"\s*(AGE-SECRET-KEY-|PENSTOCK-SECRET-KEY-|-----BEGIN |[0-9a-f]{64}\s*$)", re.I
-)
+SECRET = re.compile(r"\s*(AGE-SECRET-KEY-|PENSTOCK-SECRET-KEY-|-----BEGIN |[0-9a-f]{64}\s*$)", re.I)
 """The beginning of a secret key, which stands in no command line and no configuration."""
 
 

@@ -27,6 +27,7 @@ from penstock.errors import (
     CorruptCheckpointError,
     KeyFileError,
     NotSignedError,
+    OtherCheckpointError,
     SignatureError,
     TamperedError,
 )
@@ -303,6 +304,21 @@ def test_hashes_that_are_not_those_of_the_signature_are_refused(tmp_path, key, p
     manifest.write_bytes(restamped(changed))
     assert penstock.verify(path).ok
     refused(path, public)
+
+
+def test_an_older_checkpoint_in_place_of_the_expected_one_is_refused(tmp_path, key, public):
+    path, old = tmp_path / "ckpt", tmp_path / "old"
+    first = penstock.save(path, state(1), sign=key).checkpoint_id
+    shutil.copytree(path, old)
+    second = penstock.save(path, state(2), sign=key, overwrite=True).checkpoint_id
+    assert penstock.inspect(path).id == second
+    assert penstock.load(path, signed_by=public, expect=second)["step"] == 2
+    shutil.rmtree(path)
+    old.rename(path)
+    assert penstock.load(path, signed_by=public)["step"] == 1
+    with pytest.raises(OtherCheckpointError) as raised:
+        penstock.load(path, signed_by=public, expect=second)
+    assert (raised.value.found, raised.value.expected) == (first, second)
 
 
 # Other tools.

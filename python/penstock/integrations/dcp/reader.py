@@ -152,9 +152,7 @@ class StorageReader(storage.StorageReader):
         return future
 
     def _new(self) -> Opened:
-        return Opened(
-            self.path, allow_partial=self._allow_partial, unsealing=self._keys.unsealing
-        )
+        return Opened(self.path, allow_partial=self._allow_partial, unsealing=self._keys.unsealing)
 
     def _open(self) -> Opened:
         if self._opened is None:

@@ -43,9 +43,7 @@ def capture(loader: Any, *, is_trusted: bool) -> Any:
     return {**state, name: place}
 
 
-def to_restore(
-    loader: Any, state: Any, path: str, *, is_trusted: bool, keys: SealingKeys
-) -> Any:
+def to_restore(loader: Any, state: Any, path: str, *, is_trusted: bool, keys: SealingKeys) -> Any:
     """The state for a loader to restore, from a loaded state; changes nothing."""
     if not isinstance(loader, ParallelAwareDataloader):
         return state
@@ -99,9 +97,7 @@ def _workers(place: Any) -> int | None:
 def _of_another(name: str, path: str, keys: SealingKeys) -> Any:
     """The position saved by another rank, for runs whose ranks are arranged differently."""
     for rank in range(penstock.inspect(path, identities=keys.identities).world_size):
-        loaded = penstock.load(
-            path, keys=f"{DATALOADER}.*", rank=rank, identities=keys.identities
-        )
+        loaded = penstock.load(path, keys=f"{DATALOADER}.*", rank=rank, identities=keys.identities)
         state = loaded[DATALOADER]
         if name in state:
             return state[name]

@@ -24,9 +24,7 @@ FILES = "files"
 """The member of a sealed checkpoint with the Trainer's small files, and of its note with names."""
 
 
-def whole(
-    trainer: Any, pickled: Collection[str], *, has_files: bool = False
-) -> penstock.Training:
+def whole(trainer: Any, pickled: Collection[str], *, has_files: bool = False) -> penstock.Training:
     """All of a trainer's tensors and random states, and room for its small files if wanted.
 
     For a model with PEFT adapters the weights are left out: PEFT has its own files for them.
@@ -95,9 +93,7 @@ def restore_weights(path: str, model: Any, settings: Settings) -> None:
                 key=f"model.{name}",
                 path=path,
             )
-    penstock.load(
-        path, into=training, keys="model.*", options=settings.options, identities=keys
-    )
+    penstock.load(path, into=training, keys="model.*", options=settings.options, identities=keys)
 
 
 class _Pickled:
