@@ -243,8 +243,8 @@ class _Reading:
         expected = self._request.expect
         if expected is not None and found != expected:
             raise OtherCheckpointError(
-                f"{self._path} is checkpoint {found}, not {expected}; find out who put it there, or "
-                "load the checkpoint with that id from a copy",
+                f"{self._path} is checkpoint {found}, not {expected}; find out who put it there, "
+                "or load the checkpoint with that id from a copy",
                 path=self._path,
                 expected=expected,
                 found=found,
