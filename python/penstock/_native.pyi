@@ -291,6 +291,7 @@ class Attempt:
     id: Final[str]
     path: Final[str]
     def seal(self, key: AttemptKey) -> None: ...
+    def sign(self, keys: SigningKeys) -> None: ...
     def commit(
         self,
         parts: Sequence[tuple[int, str, int, int] | tuple[int, str, int, int, str]],
@@ -329,6 +330,7 @@ class Job:
         watched: bool = False,
         eager: list[int] = ...,
         sealed: bool = False,
+        hashed: bool = False,
     ) -> Job: ...
     is_lazy: Final[bool]
     is_on_device: Final[bool]
@@ -416,6 +418,7 @@ def save(
     files: list[_Beside] = ...,
     index: str | None = None,
     sealing: AttemptKey | None = None,
+    signing: SigningKeys | None = None,
     options: dict[str, object],
     progress: _Progress,
 ) -> dict[str, Any]: ...

@@ -30,7 +30,9 @@ __all__ = [
     "KmsError",
     "MissingDependencyError",
     "NotSealedError",
+    "NotSignedError",
     "OptionsError",
+    "OtherCheckpointError",
     "PartialCheckpointError",
     "PenstockError",
     "PenstockWarning",
@@ -40,6 +42,7 @@ __all__ = [
     "SaveInProgressError",
     "SealedError",
     "SealingError",
+    "SignatureError",
     "StateMismatchError",
     "StorageError",
     "TamperedError",
@@ -277,6 +280,24 @@ class NotSignedError(SignatureError):
         offset: None.
         tensor: None.
     """
+
+
+class OtherCheckpointError(PenstockError):
+    """The checkpoint is not the one with the id that ``expect=`` names.
+
+    Attributes:
+        path: The checkpoint's directory.
+        expected: The id that was expected.
+        found: The id of the checkpoint at the path.
+    """
+
+    _fields = ("path", "expected", "found")
+
+    def __init__(self, message: str, *, path: str, expected: str, found: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.expected = expected
+        self.found = found
 
 
 class SealingError(PenstockError):

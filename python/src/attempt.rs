@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use penstock_store::format::digest::Digest;
 use penstock_store::format::manifest::PartEntry;
@@ -18,6 +18,7 @@ use crate::keys::AttemptKey;
 use crate::owner::detached;
 use crate::report;
 use crate::save::{NativeSidecar, json, sidecars};
+use crate::signing::SigningKeys;
 
 /// A save, which several ranks may share.
 #[pyclass(frozen, module = "penstock._native")]
@@ -27,7 +28,8 @@ pub struct Attempt {
     path: PathBuf,
 }
 
-/// A part as a rank voted for it: rank, file, bytes, digest, and its SHA-256 in a sealed save.
+/// A part as a rank voted for it: rank, file, bytes, digest, and its SHA-256 in a sealed or signed
+/// save.
 #[derive(FromPyObject)]
 pub(crate) enum NativePart {
     Sealed(u32, String, u64, u64, String),
@@ -187,6 +189,12 @@ impl Attempt {
     /// Seals what is written from now on with the key of this attempt.
     fn seal(&self, key: &AttemptKey) -> PyResult<()> {
         self.lend()?.get().seal(key.sealing());
+        Ok(())
+    }
+
+    /// Signs the checkpoint with these keys when it is committed.
+    fn sign(&self, keys: &SigningKeys) -> PyResult<()> {
+        self.lend()?.get().sign(Arc::clone(&keys.keys));
         Ok(())
     }
 

@@ -108,7 +108,7 @@ impl Job {
     #[new]
     #[pyo3(signature = (
         path, tensors, aliases, tree, *, linked=None, grouped=vec![], options, arena, lazy, nice,
-        watched=false, eager=vec![], sealed=false
+        watched=false, eager=vec![], sealed=false, hashed=false
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -129,11 +129,13 @@ impl Job {
         watched: bool,
         eager: Vec<usize>,
         sealed: bool,
+        hashed: bool,
     ) -> PyResult<Job> {
         let (state, streams) = state(py, tensors, aliases, tree, linked, grouped)?;
         let mut options = options.at(py, &path)?;
         options.nice = nice;
         options.is_sealed = sealed;
+        options.is_hashed = hashed;
         let staging = Staging {
             arena: arena.map(|arena| arena.inner.clone()),
             is_lazy: lazy,

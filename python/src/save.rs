@@ -1,6 +1,7 @@
 //! `save`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use penstock_cuda::Foreign;
 use penstock_store::format::digest::Digest;
@@ -18,6 +19,7 @@ use crate::keys::AttemptKey;
 use crate::options::NativeOptions;
 use crate::owner::Owner;
 use crate::report;
+use crate::signing::SigningKeys;
 use crate::tensor::device::Followed;
 use crate::tensor::{self, NativeBox, TensorSource};
 
@@ -52,7 +54,7 @@ pub(crate) type NativeSidecar = (String, Vec<u8>);
 #[pyfunction]
 #[pyo3(signature = (
     path, tensors, aliases, tree, *, linked=None, grouped=vec![], step, metadata, overwrite,
-    files=vec![], index=None, sealing=None, options, progress
+    files=vec![], index=None, sealing=None, signing=None, options, progress
 ))]
 #[expect(
     clippy::too_many_arguments,
@@ -72,6 +74,7 @@ pub fn save<'py>(
     files: Vec<NativeSidecar>,
     index: Option<String>,
     sealing: Option<PyRef<'_, AttemptKey>>,
+    signing: Option<PyRef<'_, SigningKeys>>,
     options: NativeOptions,
     progress: Callback,
 ) -> PyResult<Bound<'py, PyDict>> {
@@ -85,9 +88,15 @@ pub fn save<'py>(
     };
     let options = options.at(py, &publication.path)?;
     let sealing = sealing.map(|key| key.sealing());
-    let saved = call::run(py, &progress, |progress| match sealing {
-        None => store::save(state, &publication, &options, progress),
-        Some(sealing) => store::save_sealed(state, &publication, sealing, &options, progress),
+    let keys = signing.map(|signing| Arc::clone(&signing.keys));
+    let saved = call::run(py, &progress, |progress| match (sealing, keys) {
+        (None, None) => store::save(state, &publication, &options, progress),
+        (Some(sealing), None) => {
+            store::save_sealed(state, &publication, sealing, &options, progress)
+        }
+        (sealing, Some(keys)) => {
+            store::save_signed(state, &publication, sealing, keys, &options, progress)
+        }
     })?;
     report::of_save(py, &saved)
 }

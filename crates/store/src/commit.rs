@@ -48,6 +48,7 @@ use crate::format::tombstone::{misplaced, misplaced_among};
 use crate::lease::Lease;
 use crate::progress::Progress;
 use crate::seal::Sealing;
+use crate::sign::{Contents, SigningKey};
 use directory::{make_directory, sync_ancestors};
 use leftovers::remove_attempt_files;
 use renewal::Renewal;
@@ -75,6 +76,8 @@ pub struct Attempt {
     end: End,
     /// The key of a sealed attempt.
     sealing: Option<Sealing>,
+    /// The keys that sign it when it is committed.
+    signing: Option<Arc<[SigningKey]>>,
     /// Keeps the attempt live where sweeps go by the age of files.
     _renewal: Option<Renewal>,
 }
@@ -125,6 +128,7 @@ impl Attempt {
             replaced: None,
             end: End::Open,
             sealing: None,
+            signing: None,
             _renewal: renewal,
         };
         sync_ancestors(&attempt.path, file_system.as_ref())?;
@@ -188,6 +192,7 @@ impl Attempt {
             replaced: None,
             end: End::Open,
             sealing: None,
+            signing: None,
             _renewal: None,
         })
     }
@@ -199,6 +204,30 @@ impl Attempt {
     pub fn seal(&mut self, sealing: Sealing) {
         let before = self.sealing.replace(sealing);
         assert!(before.is_none(), "an attempt has one key");
+    }
+
+    /// Signs the checkpoint with each key when this attempt is committed.
+    pub fn sign(&mut self, keys: Arc<[SigningKey]>) {
+        self.signing = Some(keys);
+    }
+
+    pub(crate) fn signing(&self) -> Option<Arc<[SigningKey]>> {
+        self.signing.clone()
+    }
+
+    /// Writes the signatures of the checkpoint that this attempt is about to become.
+    pub(crate) fn write_signatures(
+        &mut self,
+        contents: &Contents,
+        keys: &[SigningKey],
+    ) -> Result<()> {
+        let put = signature::put(&self.path, self.file_system.as_ref(), contents, None, keys);
+        let files = keys
+            .iter()
+            .flat_map(|key| signature::files_of(&self.id, key.form()));
+        let paths: Vec<_> = files.map(|name| self.path.join(name)).collect();
+        self.made.extend(paths);
+        put
     }
 
     pub(crate) fn sealing(&self) -> Option<&Sealing> {

@@ -229,6 +229,20 @@ impl Copy<'_> {
                 self.send_small(&entry.file, name, entry.bytes, entry.digest)?;
             }
         }
+        self.send_signatures()
+    }
+
+    /// Sends the signatures that there are now. One that is made later is not sent to a copy that is
+    /// complete.
+    fn send_signatures(&mut self) -> Result<()> {
+        for name in name::signature_files(&self.checkpoint.manifest().id) {
+            let file = self.from.join(&name);
+            let text = match self.source.files().read(&file) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                text => text.map_err(Error::storage("read", &file))?,
+            };
+            self.send_small(&name, &name, text.len() as u64, Digest::of(&text))?;
+        }
         Ok(())
     }
 

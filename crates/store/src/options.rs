@@ -82,6 +82,9 @@ pub struct Options {
     /// [`Attempt::seal`](crate::save::Attempt::seal).
     #[serde(skip)]
     pub is_sealed: bool,
+    /// Whether a save hashes each chunk that it writes, for a signature.
+    #[serde(skip)]
+    pub is_hashed: bool,
     /// The nice value of the writing threads, if they are to yield to others.
     #[serde(skip)]
     pub nice: Option<u8>,
@@ -115,6 +118,7 @@ impl Default for Options {
             verify: true,
             replica: None,
             is_sealed: false,
+            is_hashed: false,
             nice: None,
             engine_factory: None,
             file_system: Arc::new(Native),
@@ -135,6 +139,7 @@ impl fmt::Debug for Options {
             .field("verify", &self.verify)
             .field("replica", &self.replica)
             .field("is_sealed", &self.is_sealed)
+            .field("is_hashed", &self.is_hashed)
             .field("nice", &self.nice)
             .finish_non_exhaustive()
     }
@@ -155,6 +160,8 @@ pub struct Settings {
     pub shard_bytes: u64,
     /// Whether a load checks digests.
     pub verify: bool,
+    /// Whether a save hashes each chunk that it writes.
+    pub is_hashed: bool,
     /// A replica of the checkpoint.
     pub replica: Option<PathBuf>,
     /// The nice value of the writing threads.
@@ -298,6 +305,7 @@ impl Options {
             io_threads,
             shard_bytes: self.bound_of_shards(given.shard_bytes, bytes),
             verify: self.verify,
+            is_hashed: self.is_hashed,
             replica: self.replica.clone(),
             nice: self.nice,
             pool: Pool::new(buffer_bytes, budget_bytes),

@@ -13,12 +13,14 @@ mod linked;
 mod planned;
 mod shard_files;
 mod sidecar;
+mod signed;
 mod state;
 mod written;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_io::file_system::Files;
@@ -34,6 +36,7 @@ use crate::options::Options;
 use crate::progress::Progress;
 use crate::report::{Fallback, FallbackKind, SaveReport};
 use crate::seal::{Sealing, SealingEntry};
+use crate::sign::SigningKey;
 pub use arena::Arena;
 pub use job::{Job, Shards, Staging};
 pub use linked::{Holder, Linked, LinkedFile, LinkedTensor};
@@ -77,7 +80,7 @@ pub fn save(
     options: &Options,
     progress: &Progress,
 ) -> Result<SaveReport> {
-    save_as(state, publication, None, options, progress)
+    save_as(state, publication, None, None, options, progress)
 }
 
 /// Saves a checkpoint as [`save`] does, sealed with a key that nothing else uses.
@@ -95,13 +98,36 @@ pub fn save_sealed(
         is_sealed: true,
         ..options.clone()
     };
-    save_as(state, publication, Some(sealing), &options, progress)
+    save_as(state, publication, Some(sealing), None, &options, progress)
+}
+
+/// Saves a checkpoint as [`save`] does, sealed or not, and signs it with each key. Its chunks are
+/// hashed while they are written.
+///
+/// # Errors
+/// Those of [`save`] and [`save_sealed`], and [`Error::Signature`] if the directory holds something
+/// that cannot be signed.
+pub fn save_signed(
+    state: SaveState,
+    publication: &Publication,
+    sealing: Option<Sealing>,
+    keys: Arc<[SigningKey]>,
+    options: &Options,
+    progress: &Progress,
+) -> Result<SaveReport> {
+    let options = Options {
+        is_sealed: sealing.is_some(),
+        is_hashed: true,
+        ..options.clone()
+    };
+    save_as(state, publication, sealing, Some(keys), &options, progress)
 }
 
 fn save_as(
     state: SaveState,
     publication: &Publication,
     sealing: Option<Sealing>,
+    signing: Option<Arc<[SigningKey]>>,
     options: &Options,
     progress: &Progress,
 ) -> Result<SaveReport> {
@@ -121,6 +147,9 @@ fn save_as(
     )?;
     if let Some(sealing) = sealing {
         attempt.seal(sealing);
+    }
+    if let Some(keys) = signing {
+        attempt.sign(keys);
     }
     let shards = job.write_since(planned_ns, &mut attempt, RANK, progress)?;
     let synced = Instant::now();
@@ -222,6 +251,9 @@ pub(crate) fn commit_as(
     if manifest.parts.len() > 1 && !attempt.is_guarded() {
         let names = check_votes(&attempt, &manifest)?;
         attempt.expect(names);
+    }
+    if let Some(keys) = attempt.signing() {
+        signed::sign(&mut attempt, &manifest, &text, &keys)?;
     }
     let names = || manifest.sidecars.iter().map(|entry| entry.name.as_str());
     let has_sidecars = !manifest.sidecars.is_empty();

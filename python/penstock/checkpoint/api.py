@@ -48,6 +48,7 @@ def save(
     groups: Mapping[str, str] | None = None,
     files: Files | None = None,
     sealing: Sealing | None = None,
+    sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> SaveReport:
     """Saves a state durably: after the return, no crash or power cut can lose it.
 
@@ -107,6 +108,10 @@ def save(
             ``metadata`` or tensors. Number and sizes of the files, ranks, step, time and recipients
             stay readable. All ranks pass it; the recipients of the first rank count. None for a
             clear checkpoint.
+        sign: Private keys that sign the checkpoint, as `penstock.signing` describes them. Chunks
+            are hashed while they are written, so nothing is read again, and loads with
+            ``signed_by=`` read nothing twice. All ranks pass it; the first rank signs. None for
+            none.
 
     Returns:
         A report of the bytes written and of how they were written.
@@ -124,6 +129,9 @@ def save(
         CannotSealError: With ``sealing``, something would stay clear: groups, small files, tensors
             in files, or pieces of tensors without a mesh.
         KmsError: A key management service that wraps the key was not reachable.
+        KeyFileError: With ``sign``, a text or a file is no private key that signs.
+        SignatureError: With ``sign``, the directory holds something that cannot be signed, such as
+            a symbolic link.
 
     Example:
         >>> import numpy as np, penstock, tempfile
@@ -144,6 +152,7 @@ def save(
         groups=groups,
         files=files,
         sealing=sealing,
+        signing=SigningKeys.resolve(sign),
     )
     check_no_store(where)
     return saver._save(destination, state, progress)
@@ -163,6 +172,7 @@ def load(
     plain: bool = False,
     identities: Identities | Key | Iterable[Key] | None = None,
     signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
+    expect: str | None = None,
 ) -> Any:
     """Loads a state; every returned byte has been checked against its digest.
 
@@ -215,6 +225,10 @@ def load(
             describes them: every byte that is handed out is hashed after it was read, and compared
             with the signature. Files whose chunk hashes the checkpoint lacks, as those signed by
             `sign` after the save, are read whole once before. None to look at no signature.
+        expect: The id of the checkpoint, as `SaveReport.checkpoint_id` and `penstock.inspect` show
+            it: every other one is refused, also an older one of the same writer. Anybody who writes
+            to the storage can forge the id of a clear checkpoint, so combine this with
+            ``identities`` or ``signed_by``. None to accept any.
 
     Returns:
         The state, or ``into`` (rebuilt where it is a tuple). New tensors and arrays in host memory
@@ -234,6 +248,7 @@ def load(
         WrongKeyError: None of the identities opens the checkpoint.
         SignatureError: None of ``signed_by`` has signed the checkpoint, or a file is not the signed
             one. `NotSignedError` if it has no signature.
+        OtherCheckpointError: The checkpoint's id is not ``expect``.
         FormatVersionError: A newer Penstock wrote it.
         StateMismatchError: A key matches nothing, ``into`` does not fit, or the ranks' states form
             no single state, for example because pipeline stages use the same keys.
@@ -270,6 +285,7 @@ def load(
         rank=rank,
         is_plain=bool(plain),
         unsealing=Unsealing.of(identities, signed_by=signed_by),
+        expect=expect,
     )
     loaded = read(decode_path(path), request, options)
     state = restore_into(loaded, request)
@@ -374,7 +390,7 @@ def sign(
     there at this moment: sign what you have just saved, or what was signed before.
 
     A signature covers every file in the directory, copies of small files and files of users too,
-    but no subdirectories. Of a sealed checkpoint it covers everything but the list of recipients, so
+    but no subdirectories. Of a sealed checkpoint it covers everything but the list of recipients:
     `penstock.sealing.add_recipients` and its like keep it valid.
 
     Args:

@@ -19,6 +19,7 @@ from penstock.common.tracing import span
 from penstock.errors import CheckpointNotFoundError
 from penstock.sealing.sealing import check_sealing
 from penstock.sealing.unsealing import Unsealing
+from penstock.signing import SigningKeys
 from penstock.tensors.arguments import check_patterns, check_step, decode_path, to_native
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class CheckpointStore(StoredSteps, Closing):
         signed_by: Public keys of which one must have signed a step; see `penstock.load`. Loads
             refuse every other step with `SignatureError`, and never go back to an older one for
             that. None to look at no signature.
+        sign: Private keys that sign every step while it is saved; see `penstock.save`. None for
+            none.
 
     Ranks that use a store together all call `save`, `save_async` and, without a step, `load` in the
     same order; see `penstock.save`. Rank 0 deletes steps. A store may be created before the process
@@ -109,6 +112,7 @@ class CheckpointStore(StoredSteps, Closing):
         sealing: Sealing | None = None,
         identities: Identities | Key | Iterable[Key] | None = None,
         signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
+        sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
     ) -> None:
         # The path is made absolute: a later change of the working directory must not move the
         # store.
@@ -133,6 +137,7 @@ class CheckpointStore(StoredSteps, Closing):
         )
         self._saver.record(self._run)
         self._sealing = sealing
+        self._signing = SigningKeys.resolve(sign)
         self._unsealing = Unsealing.of(
             identities, is_demanded=sealing is not None, signed_by=signed_by
         )
@@ -356,6 +361,7 @@ class CheckpointStore(StoredSteps, Closing):
             files=files,
             store=self._native,
             sealing=self._sealing,
+            signing=self._signing,
         )
 
     def _after_save(self, report: SaveReport) -> None:

@@ -31,7 +31,6 @@ AGAINST_KEYS = (TamperedError, WrongKeyError, KmsError, SealedError, NotSealedEr
 A writer to the storage can cause them, and would choose the checkpoint of the run.
 """
 
-
 RECIPIENTS = "PENSTOCK_RECIPIENTS"
 """The environment variable with recipients, for plug-ins that have no options."""
 

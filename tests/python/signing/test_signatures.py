@@ -27,6 +27,7 @@ from penstock.errors import (
     CorruptCheckpointError,
     KeyFileError,
     NotSignedError,
+    OtherCheckpointError,
     SignatureError,
     TamperedError,
 )
@@ -86,11 +87,14 @@ def assert_same(found, expected):
         assert np.array_equal(found[name], expected[name])
 
 
-@pytest.fixture
-def signed(tmp_path, key):
-    path = tmp_path / "ckpt"
-    penstock.save(path, state(), files={"config.json": b'{"a": 1}'})
-    penstock.sign(path, key)
+@pytest.fixture(params=["later", "saving"])
+def signed(request, tmp_path, key):
+    path, files = tmp_path / "ckpt", {"config.json": b'{"a": 1}'}
+    if request.param == "saving":
+        penstock.save(path, state(), files=files, sign=key)
+    else:
+        penstock.save(path, state(), files=files)
+        penstock.sign(path, key)
     return path
 
 
@@ -213,6 +217,108 @@ def test_a_sealed_checkpoint_stays_signed_when_recipients_change(tmp_path, key, 
     manifest.write_bytes(restamped(text))
     with pytest.raises(SignatureError, match="manifest"):
         penstock.load(path, identities=[mine], signed_by=public)
+
+
+# Signed while they are saved.
+
+
+def part_of(path):
+    return json.loads(next(Path(path).glob("part-*")).read_bytes())
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("lazy", [None, False, True])
+def test_every_kind_of_save_signs(tmp_path, key, public, lazy, sealed):
+    (tmp_path / "keys").write_text("PENSTOCK-SECRET-KEY-1" + "17" * 32)
+    sealing = penstock.Sealing([tmp_path / "keys"]) if sealed else None
+    options = penstock.Options(shard_bytes=MIB, extent_bytes=MIB)
+    store = penstock.CheckpointStore(
+        tmp_path / "store",
+        sign=key,
+        signed_by=public,
+        sealing=sealing,
+        options=options,
+        identities=[tmp_path / "keys"] if sealed else None,
+    )
+    with store:
+        if lazy is None:
+            store.save(1, state())
+        else:
+            store.save_async(1, state(), lazy=lazy).result()
+        assert_same(store.load(), state())
+        assert store.verify(1, signed_by=public).ok
+        path = store.path(1)
+    files = part_of(path)["files"]
+    assert len(files) > 1
+    for file in files:
+        hashes = base64.b64decode(file["blake3"], validate=True)
+        assert len(hashes) == 32 * -(-file["bytes"] // MIB)
+    reports = []
+    store.load(report=reports.append)
+    assert reports[0].bytes_read <= sum(-(-file["bytes"] // 4096) * 4096 for file in files)
+    # A part of it takes whole chunks, and nothing else.
+    identities = [tmp_path / "keys"] if sealed else None
+    penstock.load(path, keys="bias", signed_by=public, identities=identities, report=reports.append)
+    assert reports[1].bytes_read <= MIB
+
+
+def test_replacing_signs_the_new_one(tmp_path, key, public):
+    path = tmp_path / "ckpt"
+    penstock.save(path, state(1), files={"old.json": b"1", "both.json": b"1"}, sign=key)
+    (path / "notes.txt").write_text("mine")
+    penstock.save(path, state(2), files={"both.json": b"2"}, sign=key, overwrite=True)
+    assert penstock.load(path, signed_by=public)["step"] == 2
+    assert penstock.verify(path, signed_by=public).ok
+    assert not (path / "old.json").exists()
+    (path / "notes.txt").write_text("changed")
+    problems = penstock.verify(path, signed_by=public).problems
+    assert [problem.file for problem in problems] == ["notes.txt"]
+
+
+def test_a_save_that_cannot_be_signed_commits_nothing(tmp_path, key):
+    path = tmp_path / "ckpt"
+    path.mkdir()
+    os.symlink("/etc/passwd", path / "vocab.txt")
+    with pytest.raises(SignatureError, match="no regular file"):
+        penstock.save(path, state(), sign=key)
+    assert os.listdir(path) == ["vocab.txt"]
+    with pytest.raises(KeyFileError):
+        penstock.save(path, state(), sign=tmp_path / "key.pub")
+
+
+def test_hashes_that_are_not_those_of_the_signature_are_refused(tmp_path, key, public):
+    """The part is not what it was, with all digests right."""
+    path = tmp_path / "ckpt"
+    penstock.save(path, state(), sign=key)
+    part = next(path.glob("part-*"))
+    text = part.read_bytes()
+    at = text.index(b'"blake3":"') + 20
+    other = text[:at] + (b"A" if text[at : at + 1] != b"A" else b"B") + text[at + 1 :]
+    part.write_bytes(other)
+    manifest = path / "manifest.json"
+    entry = json.loads(manifest.read_bytes())["parts"][0]
+    changed = manifest.read_bytes().replace(
+        entry["digest"].encode(), b"crc64nvme:%016x" % crc64(other)
+    )
+    changed = changed.replace(entry["sha256"].encode(), hashlib.sha256(other).hexdigest().encode())
+    manifest.write_bytes(restamped(changed))
+    assert penstock.verify(path).ok
+    refused(path, public)
+
+
+def test_an_older_checkpoint_in_place_of_the_expected_one_is_refused(tmp_path, key, public):
+    path, old = tmp_path / "ckpt", tmp_path / "old"
+    first = penstock.save(path, state(1), sign=key).checkpoint_id
+    shutil.copytree(path, old)
+    second = penstock.save(path, state(2), sign=key, overwrite=True).checkpoint_id
+    assert penstock.inspect(path).id == second
+    assert penstock.load(path, signed_by=public, expect=second)["step"] == 2
+    shutil.rmtree(path)
+    old.rename(path)
+    assert penstock.load(path, signed_by=public)["step"] == 1
+    with pytest.raises(OtherCheckpointError) as raised:
+        penstock.load(path, signed_by=public, expect=second)
+    assert (raised.value.found, raised.value.expected) == (first, second)
 
 
 # Other tools.
@@ -361,7 +467,9 @@ def test_changed_bytes_with_right_digests_are_refused(signed, public, at):
     into = state(1)
     with pytest.raises(SignatureError):
         penstock.load(signed, signed_by=public, into=into)
-    assert_same(into, state(1))
+    for name in ("weight", "bias"):
+        is_known = (into[name] == state(1)[name]) | (into[name] == state()[name])
+        assert is_known.all(), "bytes that nobody signed are in the target"
 
 
 def test_damage_is_told_from_tampering(signed, public):
@@ -391,9 +499,12 @@ def test_a_changed_part_is_refused(signed, public):
     assert len(other) == len(text)
     part.write_bytes(other)
     manifest = signed / "manifest.json"
-    old = json.loads(manifest.read_bytes())["parts"][0]["digest"].encode()
-    new = b"crc64nvme:%016x" % crc64(other)
-    manifest.write_bytes(restamped(manifest.read_bytes().replace(old, new)))
+    changed = manifest.read_bytes()
+    entry = json.loads(changed)["parts"][0]
+    changed = changed.replace(entry["digest"].encode(), b"crc64nvme:%016x" % crc64(other))
+    sha256 = hashlib.sha256(other).hexdigest().encode()
+    changed = changed.replace(entry.get("sha256", "none").encode(), sha256)
+    manifest.write_bytes(restamped(changed))
     assert "biaS" in penstock.load(signed)
     refused(signed, public)
 

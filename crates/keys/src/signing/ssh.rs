@@ -70,7 +70,7 @@ fn decode(pem: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     let text = str::from_utf8(pem).ok()?;
     let (_, rest) = text.split_once("-----BEGIN OPENSSH PRIVATE KEY-----")?;
     let (body, _) = rest.split_once("-----END OPENSSH PRIVATE KEY-----")?;
-    // As long as all of it, as a vector that grows leaves copies in freed memory.
+    // The vector has its final size at once: one that grows leaves copies in freed memory.
     let mut digits = Zeroizing::new(Vec::with_capacity(body.len()));
     digits.extend(body.bytes().filter(|byte| !byte.is_ascii_whitespace()));
     STANDARD.decode(&*digits).ok().map(Zeroizing::new)

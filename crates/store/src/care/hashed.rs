@@ -5,7 +5,7 @@ use std::path::Path;
 
 use penstock_io::file_system::Files;
 
-use crate::commit::signature::{Other, ignored, others};
+use crate::commit::signature::{Other, hash_file, ignored, others};
 use crate::error::{Error, Result};
 use crate::format::directory::entries;
 use crate::format::manifest::Manifest;
@@ -13,11 +13,7 @@ use crate::format::name::MANIFEST;
 use crate::load::signed::Signed;
 use crate::progress::Progress;
 use crate::report::Problem;
-use crate::seal::Sha256;
-use crate::sign::{Blake3, Contents, StreamHasher};
-
-/// Bytes of one read of a file that is not the checkpoint's own.
-const PIECE_BYTES: u64 = 16 << 20;
+use crate::sign::{Blake3, Contents};
 
 /// Hashes of the bytes that a verification has read.
 #[derive(Default)]
@@ -115,26 +111,5 @@ impl Hashed {
             }
         }
         problems
-    }
-}
-
-/// Hashes a file from its begin to its end.
-pub(super) fn hash_file(
-    file: &Path,
-    files: &dyn Files,
-    progress: &Progress,
-) -> Result<(Blake3, Sha256)> {
-    let mut hasher = StreamHasher::new();
-    let mut offset = 0;
-    loop {
-        let piece = files.read_range(file, offset..offset + PIECE_BYTES);
-        let piece = piece.map_err(Error::storage("read", file))?;
-        progress.check()?;
-        progress.pay(piece.len() as u64)?;
-        hasher.update(&piece);
-        offset += piece.len() as u64;
-        if (piece.len() as u64) < PIECE_BYTES {
-            return Ok(hasher.finish());
-        }
     }
 }

@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use penstock_io::file_system::Files;
 
-use crate::care::hashed::{Hashed, hash_file};
+use crate::care::hashed::Hashed;
 use crate::care::verify::verify_hashed;
-use crate::commit::signature;
+use crate::commit::signature::{self, hash_file};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::options::Options;

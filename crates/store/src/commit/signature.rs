@@ -7,7 +7,12 @@ use penstock_io::file_system::{Change, Entry, FileSystem, Files, Kind};
 use super::files::discard;
 use crate::error::{Error, Result};
 use crate::format::name::{self, MANIFEST, PROTECTED, is_attempt_file};
-use crate::sign::{Contents, Sha256s, SignatureForm, SigningKey, Statement};
+use crate::progress::Progress;
+use crate::seal::Sha256;
+use crate::sign::{Blake3, Contents, Sha256s, SignatureForm, SigningKey, Statement, StreamHasher};
+
+/// Bytes of one read of a file that is hashed by itself.
+const PIECE_BYTES: u64 = 16 << 20;
 
 /// Signs the contents of a checkpoint with each key, durably. A signature of the same form is
 /// replaced. Bundles list the SHA-256 of files, if there are any.
@@ -47,6 +52,14 @@ pub(crate) fn put(
         }
     }
     Ok(file_system.change(Change::SyncDirectory(path))?)
+}
+
+/// The files of a signature of a form.
+pub(crate) fn files_of(id: &str, form: SignatureForm) -> Vec<String> {
+    match form {
+        SignatureForm::Bundle => vec![name::bundle_file(id)],
+        SignatureForm::Ssh => vec![name::statement_file(id), name::ssh_signature_file(id)],
+    }
 }
 
 fn write(
@@ -112,4 +125,25 @@ pub(crate) fn ignored(id: &str, is_sealed: bool, found: Vec<String>) -> Vec<Stri
     ignored.sort();
     ignored.dedup();
     ignored
+}
+
+/// Hashes a file from its begin to its end.
+pub(crate) fn hash_file(
+    file: &Path,
+    files: &dyn Files,
+    progress: &Progress,
+) -> Result<(Blake3, Sha256)> {
+    let mut hasher = StreamHasher::new();
+    let mut offset = 0;
+    loop {
+        let piece = files.read_range(file, offset..offset + PIECE_BYTES);
+        let piece = piece.map_err(Error::storage("read", file))?;
+        progress.check()?;
+        progress.pay(piece.len() as u64)?;
+        hasher.update(&piece);
+        offset += piece.len() as u64;
+        if (piece.len() as u64) < PIECE_BYTES {
+            return Ok(hasher.finish());
+        }
+    }
 }

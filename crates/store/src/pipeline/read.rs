@@ -91,7 +91,8 @@ impl Source<'_> {
             offset_alignment: if self.file.is_direct() { PAGE_BYTES } else { 1 },
             memory_alignment: alignment.memory,
             is_elsewhere: self.file.is_elsewhere(),
-            is_sealed: self.opener.is_some(),
+            // Nothing gets to the caller's memory before it is opened, or compared with a signature.
+            is_sealed: self.opener.is_some() || matches!(self.hashing, Hashing::Compare(_)),
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! The copy into the buffer is the only one (see `super::staging_queue`). The worker that writes the buffer
 //! digests it there; in a sealed save it first seals the chunks that were not sealed on the way
-//! there, in place. While the queue is full, the worker fills some more extents, so that a device
+//! there, in place. A save that is signed hashes the stored bytes there too. While the queue is full,
+//! the worker fills some more extents, so that a device
 //! that completes many requests at once receives the next ones immediately. Few of them, since
 //! recently used staging memory is still in a cache. Device copies run in the background, so more
 //! of those are requested ahead.
@@ -25,19 +26,23 @@ use crate::plan::write::WritePlan;
 use crate::progress::Progress;
 use crate::report::Run;
 use crate::seal::{ShardSealer, Tag};
+use crate::sign::{ChunkHash, FileHasher};
 
 /// Minimum number of extents that a device copies for a worker at once: with only one, the worker
 /// would wait.
 const FROM_DEVICE_MIN: usize = 8;
 
-/// The extents that one worker digested, by number, with the digests and the tags of their chunks.
-type Digested = Vec<(u64, Vec<Digest>, Vec<Tag>)>;
+/// The extents that one worker digested, by number, with the digests, the tags and the hashes of
+/// their chunks.
+type Digested = Vec<(u64, Vec<Digest>, Vec<Tag>, Vec<ChunkHash>)>;
 
-/// The digest of each chunk of a shard, and the tag of each if it is sealed.
+/// The digest of each chunk of a shard, the tag of each if it is sealed, and the hash of each if the
+/// save is signed.
 #[derive(Clone, Debug)]
 pub(crate) struct WrittenChunks {
     pub(crate) digests: Vec<Digest>,
     pub(crate) tags: Vec<Tag>,
+    pub(crate) hashes: Vec<ChunkHash>,
 }
 
 /// Writes every extent of the plan, sealed if there are sealers, one for each shard.
@@ -80,6 +85,7 @@ pub(crate) fn write(
         WrittenChunks {
             digests: vec![Digest::EMPTY; chunks],
             tags: vec![[0; 16]; if sealers.is_empty() { 0 } else { chunks }],
+            hashes: vec![[0; 32]; if settings.is_hashed { chunks } else { 0 }],
         }
     };
     let shards = plan.shards.iter();
@@ -88,13 +94,16 @@ pub(crate) fn write(
     for (worker_run, digested) in run_workers(workers, progress, work)? {
         run.merge(worker_run);
         written += digested.len() as u64;
-        for (number, digests, tags) in digested {
+        for (number, digests, tags, hashes) in digested {
             let extent = plan.extent(number);
             let first = (extent.range.start / CHUNK_BYTES) as usize;
             let chunks = &mut chunks[extent.shard];
             chunks.digests[first..first + digests.len()].copy_from_slice(&digests);
             if !tags.is_empty() {
                 chunks.tags[first..first + tags.len()].copy_from_slice(&tags);
+            }
+            if !hashes.is_empty() {
+                chunks.hashes[first..first + hashes.len()].copy_from_slice(&hashes);
             }
         }
     }
@@ -188,11 +197,23 @@ impl Worker<'_> {
                 seal_chunks(sealer, first, &mut buf.as_mut_slice()[..bytes], sealed)?
             }
         };
+        let hashes = match self.settings.is_hashed {
+            false => Vec::new(),
+            true => {
+                let _span = trace::span("hash");
+                let hasher = FileHasher::new(self.plan.shards[extent.shard].bytes);
+                let chunks = buf.as_slice()[..bytes].chunks(CHUNK_BYTES as usize);
+                (extent.range.start / CHUNK_BYTES..)
+                    .zip(chunks)
+                    .map(|(index, chunk)| hasher.chunk(index, [chunk]))
+                    .collect()
+            }
+        };
         let file = &self.files[extent.shard];
         file.expect(extent.range.start, || {
             Digest::of_chunks(&digests, bytes as u64).0
         });
-        self.digested.push((number, digests, tags));
+        self.digested.push((number, digests, tags, hashes));
         self.filled.push_back((number, buf));
         Ok(())
     }

@@ -26,6 +26,7 @@ use crate::plan::reshard::GlobalTensors;
 use crate::plan::write::{Grouped, ShardPlan, TensorSpec, WritePlan, plan};
 use crate::report::{Run, Transport};
 use crate::seal::{Block, Sha256, ShardPlace, ShardSealer, Tags};
+use crate::sign::Hashes;
 
 /// A state without its bytes, and the plan for writing those.
 pub(super) struct PlannedWrite {
@@ -190,7 +191,11 @@ impl PlannedWrite {
     ) -> Part {
         let written = |(index, shard): (usize, WrittenShard)| {
             let planned = &self.plan.shards[index];
-            let WrittenChunks { digests, tags } = shard.chunks;
+            let WrittenChunks {
+                digests,
+                tags,
+                hashes,
+            } = shard.chunks;
             FileEntry {
                 name: name::shard_file(rank, index, id),
                 bytes: planned.bytes,
@@ -202,7 +207,7 @@ impl PlannedWrite {
                     commitment,
                     tags: Tags(tags),
                 }),
-                blake3: None,
+                blake3: self.settings.is_hashed.then_some(Hashes(hashes)),
             }
         };
         let mut files: Vec<_> = shards.into_iter().enumerate().map(written).collect();
@@ -266,6 +271,7 @@ pub(crate) fn put_part(
     if let (Some(sealing), Some(salt)) = (attempt.sealing(), salt) {
         part.seal(sealing, salt);
     }
+    let is_hashed = part.files.iter().any(|file| file.blake3.is_some());
     let mut text = serde_json::to_vec(&part).expect("a part always serialises");
     text.push(b'\n');
     attempt.write_part(part.rank, &text)?;
@@ -274,7 +280,8 @@ pub(crate) fn put_part(
         file: name::part_file(part.rank, attempt.id()),
         bytes: text.len() as u64,
         digest: Digest::of(&text),
-        sha256: part.sealed.is_some().then(|| Sha256::of(&text)),
+        // A digest can be forged; the rank that signs reads the parts of all.
+        sha256: (part.sealed.is_some() || is_hashed).then(|| Sha256::of(&text)),
     })
 }
 

@@ -23,7 +23,7 @@ from penstock.common.found import is_there
 from penstock.common.process import own_rank, own_size, placement
 from penstock.common.progress import shown
 from penstock.common.tracing import call, span
-from penstock.errors import CheckpointNotFoundError, StateMismatchError
+from penstock.errors import CheckpointNotFoundError, OtherCheckpointError, StateMismatchError
 from penstock.reports import LoadReport
 from penstock.sealing.unsealing import CLEAR, Unsealing
 from penstock.tensors.arguments import check_device, check_rank, to_native
@@ -69,6 +69,7 @@ class LoadRequest:
         is_plain: Whether values of classes are returned as their stored members.
         replica: Another copy of the checkpoint, from which damaged chunks are read.
         unsealing: How a sealed checkpoint is opened, and whether a clear one is refused.
+        expect: The id of the only checkpoint that is accepted; None for any.
     """
 
     into: Any = None
@@ -82,6 +83,7 @@ class LoadRequest:
     is_plain: bool = False
     replica: str | None = None
     unsealing: Unsealing = CLEAR
+    expect: str | None = None
 
 
 def read(
@@ -194,6 +196,7 @@ class _Reading:
         source = OpenCheckpoint(self._path, self._opened, self._request.unsealing)
         checkpoint = source.native
         try:
+            self._check_id(source.id)
             with span("plan"), source.reading():
                 seen, plan = self._plan_view(checkpoint)
                 made = plan.allocate()
@@ -234,6 +237,18 @@ class _Reading:
             changes["verified"] = False
         report = LoadReport(**{**fields, **changes})
         return Loaded(state, report, fetched.is_whole, self._is_partial, self._warnings)
+
+    def _check_id(self, found: str) -> None:
+        """Refuses another checkpoint than the expected one."""
+        expected = self._request.expect
+        if expected is not None and found != expected:
+            raise OtherCheckpointError(
+                f"{self._path} is checkpoint {found}, not {expected}; find out who put it there, "
+                "or load the checkpoint with that id from a copy",
+                path=self._path,
+                expected=expected,
+                found=found,
+            )
 
     def _whose(self) -> tuple[int, bool]:
         """Returns the rank whose state is loaded, and whether exactly as that rank saved it."""

@@ -65,6 +65,7 @@ def _save_single(
             files=list(destination.files),
             index=captured.index,
             sealing=key,
+            signing=None if destination.signing is None else destination.signing.native,
             options=options,
             progress=update,
         )

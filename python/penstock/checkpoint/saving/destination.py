@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.checkpoint.saving.groups import Files
+    from penstock.signing import SigningKeys
 
 
 Part: TypeAlias = "tuple[int, str, int, int] | tuple[int, str, int, int, str]"
-"""A rank, its part's file, size and digest, and in a sealed save its SHA-256."""
+"""A rank, its part's file, size and digest, and in a sealed or signed save its SHA-256."""
 
 
 class Committed(NamedTuple):
@@ -59,6 +60,7 @@ class Destination:
         groups: The groups of tensors that are stored in separate shards.
         files: Small files stored with the checkpoint, by name.
         sealing: For whom the checkpoint is sealed; None for a clear one.
+        signing: The keys that sign it; None for none.
     """
 
     path: str
@@ -69,6 +71,7 @@ class Destination:
     groups: Groups = NO_GROUPS
     files: Sequence[tuple[str, bytes]] = ()
     sealing: Sealing | None = None
+    signing: SigningKeys | None = None
 
     @classmethod
     def of(
@@ -82,6 +85,7 @@ class Destination:
         files: Files | None,
         store: _native.Store | None = None,
         sealing: Sealing | None = None,
+        signing: SigningKeys | None = None,
     ) -> Destination:
         """Checks the arguments of a caller's save; see `penstock.save`."""
         return cls(
@@ -93,6 +97,7 @@ class Destination:
             groups=Groups.check(groups),
             files=read_files(files),
             sealing=sealing,
+            signing=signing,
         )
 
     @property
@@ -137,7 +142,10 @@ class Destination:
     def begin(self) -> _native.Attempt:
         """Begins an attempt to save, after `make_way`."""
         self.make_way()
-        return _native.Attempt.begin(self.path, overwrite=self.overwrite)
+        attempt = _native.Attempt.begin(self.path, overwrite=self.overwrite)
+        if self.signing is not None:
+            attempt.sign(self.signing.native)
+        return attempt
 
     def commit(
         self, attempt: _native.Attempt, parts: Sequence[Part], index: str | None

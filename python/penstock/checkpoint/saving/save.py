@@ -101,6 +101,7 @@ class Save:
             watched=is_watched,
             eager=tensors.at_once,
             sealed=destination.sealing is not None,
+            hashed=destination.signing is not None,
         )
         self.is_lazy = self.job.is_lazy
         if self.is_lazy:
@@ -300,7 +301,11 @@ class Save:
             for rank, vote in enumerate(votes)
         ]
         directory = self.destination.path
-        sealed = [(*part, vote.part_sha256) for part, vote in zip(parts, votes, strict=True)]
+        # Ranks of a sealed save all have one, and so do those of a signed save that sign.
+        hashed: list[Part] = [
+            (*part, vote.part_sha256) if vote.part_sha256 else part
+            for part, vote in zip(parts, votes, strict=True)
+        ]
         rank_without = first_without_bytes(
             [(os.path.join(directory, file), nbytes) for _, file, nbytes, _ in parts]
         )
@@ -313,7 +318,7 @@ class Save:
             )
         if any(vote.has_pieces for vote in votes):
             self._check_pieces(parts)
-        return parts if self._key is None else sealed
+        return hashed
 
     def _check_copies(self, one: Round) -> None:
         """Compares the replicas of `DTensor`s."""

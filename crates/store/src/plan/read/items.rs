@@ -22,8 +22,9 @@ pub struct FileFacts {
     pub memory_alignment: usize,
     /// Whether each read is a request over a network: then an item is read with one request.
     pub is_elsewhere: bool,
-    /// Whether its bytes are opened after they were read. Then only whole items are read in place,
-    /// into new memory: others would leave sealed bytes in the caller's.
+    /// Whether its bytes are opened, or compared with a signature, after they were read. Then only
+    /// whole items are read in place, into new memory: others would leave sealed bytes, or those of
+    /// somebody else, in the caller's.
     pub is_sealed: bool,
 }
 
