@@ -3,3 +3,4 @@
 pub mod check;
 pub mod checkpoint;
 pub mod fill;
+pub mod open;

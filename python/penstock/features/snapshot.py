@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.common.progress import shown
 from penstock.features.gathering.results import target_of
-from penstock.features.sources.table_metadata import TableMetadata, checks_name, with_table_metadata
+from penstock.features.sources.table_metadata import TableMetadata, beside_name, with_table_metadata
 from penstock.features.writing.publish import publish
 from penstock.features.writing.row_format import RowFormat
 from penstock.options import Options
@@ -104,9 +104,9 @@ def write_snapshot(
                     update(needed_bytes * (first + len(here)) // rows, needed_bytes)
             for name, row_format in formats.items():
                 file = files[name]
-                file.finish((rows, *row_format.row_shape))
+                row_format.finish(file, rows)
                 state[name] = row_format.tensor(file, io, rows)
-                state[checks_name(name)] = file.checks
+                state[beside_name(name)] = file.checks
                 fallbacks.update(dict.fromkeys(file.fallbacks))
         return state
 

@@ -75,12 +75,14 @@ class LinkedFile(NamedTuple):
         nbytes: Its size.
         chunks: Digests of its chunks.
         owner: The object that keeps the file.
+        sealer: The sealer of its blocks, if it is sealed.
     """
 
     path: str
     nbytes: int
     chunks: list[int]
     owner: object
+    sealer: BlockSealer | None = None
 
 
 class LinkedTensor(NamedTuple):
