@@ -340,7 +340,7 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
             fields.set_item("supported", supported)?;
             "FormatVersionError"
         }
-        Error::Unsupported { key, .. } => {
+        Error::Unsupported { key, .. } | Error::SealedByBlocks { key, .. } => {
             fields.set_item("key", key)?;
             "UnsupportedStateError"
         }

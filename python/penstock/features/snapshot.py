@@ -104,7 +104,7 @@ def write_snapshot(
                     update(needed_bytes * (first + len(here)) // rows, needed_bytes)
             for name, row_format in formats.items():
                 file = files[name]
-                row_format.finish(file, rows)
+                file.finish((rows, *row_format.row_shape))
                 state[name] = row_format.tensor(file, io, rows)
                 state[beside_name(name)] = file.checks
                 fallbacks.update(dict.fromkeys(file.fallbacks))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    from penstock._native import BlockSealer
     from penstock.tensors.devices import DeviceStream
 
 __all__ = [

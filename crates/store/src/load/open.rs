@@ -85,11 +85,9 @@ impl Checkpoint {
         let entries = self.part().tensors.iter();
         let inside = entries.filter(|entry| entry.file == file);
         let key = inside.map(|entry| entry.name.clone()).next();
-        Error::Unsupported {
+        Error::SealedByBlocks {
+            path: self.path().to_owned(),
             key: key.unwrap_or_default(),
-            detail: "it is a table whose rows are sealed by blocks: read it with \
-                     penstock.features.open"
-                .to_owned(),
         }
     }
 }

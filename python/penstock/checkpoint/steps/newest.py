@@ -20,9 +20,7 @@ def is_penstock(path: str) -> bool:
     return is_checkpoint(path) or bool(steps_in(path))
 
 
-def open_newest(
-    path: str, *, stacklevel: int, unsealing: Unsealing = CLEAR
-) -> OpenCheckpoint:
+def open_newest(path: str, *, stacklevel: int, unsealing: Unsealing = CLEAR) -> OpenCheckpoint:
     """Opens a checkpoint; the caller releases it.
 
     The path is that of a checkpoint, or of a store, whose newest complete step is used.

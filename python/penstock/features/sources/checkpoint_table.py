@@ -114,8 +114,8 @@ class CheckpointTables:
         table_note = self.table_metadata.get(key)
         if table_note is None or table_note.tags is None:
             raise UnsupportedStateError(
-                f"{self.path} is sealed by chunks of {CHUNK_BYTES} bytes, too much to read for a row"
-                f" of {key!r}: load it, and write the table with penstock.features.write(sealing=)",
+                f"{self.path} is sealed by chunks of {CHUNK_BYTES} bytes, too many to read for a"
+                f" row of {key!r}: load it, and write it with penstock.features.write(sealing=)",
                 key=key,
             )
         found = self._tensors.get(table_note.tags)

@@ -113,7 +113,7 @@ class Source:
                 self.checkpoint.check_digests(path, one.offset, one.rows * self.row_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.opener is not None:
+        if self.checkpoint is not None and self.checkpoint.is_sealed:
             raise TypeError(
                 f"{self.path} is sealed, and its key is not pickled: open the table in each process"
             )
@@ -254,6 +254,8 @@ def _in_checkpoint(
         key = _chosen(request, tables)
         source = _source(request, key, tables[key], checkpoint)
         blocks = sum(-(-one.rows * source.row_bytes // BLOCK_BYTES) for one in source.segments)
+        if checkpoint.is_sealed and not source.segments:
+            return source
         if checkpoint.is_sealed:
             # Rows in several segments are not from `write`, which the opener refuses.
             opener = checkpoint.opener(key, source.segments[0].path, blocks)

@@ -101,9 +101,7 @@ def _io(options: Options) -> TensorIO:
     )
 
 
-def _job(
-    path: str, flat: Flattened, options: dict[str, Any], *, is_sealed: bool
-) -> _native.Job:
+def _job(path: str, flat: Flattened, options: dict[str, Any], *, is_sealed: bool) -> _native.Job:
     return _native.Job(
         path,
         flat.tensors,

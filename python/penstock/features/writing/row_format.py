@@ -74,13 +74,6 @@ class RowFormat:
             return TableFile(path, io, _DECOY, "uint8", 1, nbytes, is_sealed=True)
         return TableFile(path, io, self.key, self.dtype_name, 1 + len(self.row_shape), nbytes)
 
-    def finish(self, file: TableFile, rows: int) -> None:
-        """Finishes a file that has all rows."""
-        if file.sealer is not None:
-            file.finish((file.nbytes - file.begin,))
-        else:
-            file.finish((rows, *self.row_shape))
-
     def tensor(self, file: TableFile, io: TensorIO, rows: int) -> FileTensor:
         """The tensor of a finished file, as an entry of a state."""
         held = DigestedFile(ReservedFile(file.path, file.nbytes), file.chunks, io, _no_target)

@@ -119,6 +119,9 @@ class TableFile:
         self._pass_on()
         while self._under_way:
             self._take(self._under_way.popleft())
+        if self.sealer is not None:
+            # The header of a sealed file names bytes alone.
+            shape = (self.nbytes - self.begin,)
         header = np.frombuffer(self._header(shape, self.nbytes - self.begin), np.uint8)
         (digest,) = _digests(header, [(0, header.size)])
         if self.chunks:

@@ -185,7 +185,7 @@ def _filled(
         for part in chunks.parts(row_format.row_bytes):
             file.append(part)
             _report_progress(update, file, nbytes)
-        row_format.finish(file, chunks.rows)
+        file.finish((chunks.rows, *row_format.row_shape))
         _report_progress(update, file, nbytes)
     return file
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from penstock.io.files.extents import Composed, Weights
     from penstock.io.tensor_io import TensorIO
+    from penstock.offload.streaming.experts import Mixture
     from penstock.sealing.identities import Identities
     from penstock.sealing.passphrase import Key
 
@@ -134,12 +135,7 @@ def stream(
         _check_device(model, memory_bytes, weights, where)
     unsealing = Unsealing.of(identities)
     model, found, held, memory = _model_and_weights(model, weights, key, memory_bytes, unsealing)
-    if found.chunks is not None and where is not None:
-        raise UnsupportedStateError(
-            f"sealed weights are opened in memory of the host, and not streamed to {where} yet:"
-            " leave out device=",
-            key="device",
-        )
+    _refuse_sealed(found, where)
     if getattr(model, "_no_split_modules", None) is not None:
         named = of_transformers.blocks_of(model) if blocks is None else list(blocks)
     else:
@@ -154,14 +150,7 @@ def stream(
     digests = found.digests
     verifier = None if digests is None else FirstReadVerifier(digests, found.marks, another(io))
     sealed = None if found.chunks is None else SealedReader(found.chunks, found.marks, io)
-    experts = None
-    if mixtures:
-        own = another(io)
-        if found.chunks is not None:
-            own_sealed = SealedReader(found.chunks, found.marks, own)
-            experts = ExpertCache(mixtures, own, found.marks, None, where, own_sealed)
-        else:
-            experts = ExpertCache(mixtures, own, found.marks, verifier, where)
+    experts = _expert_cache(mixtures, found, another(io), verifier, where) if mixtures else None
 
     def made(share_bytes: int) -> Streamer:
         return Streamer(
@@ -225,6 +214,28 @@ def _check_device(
             f" {device} from its files, as stream(directory, device=…)",
             key="model",
         )
+
+
+def _refuse_sealed(found: Weights, device: torch.device | None) -> None:
+    """Raises if weights are sealed and go to a device."""
+    if found.chunks is not None and device is not None:
+        raise UnsupportedStateError(
+            f"sealed weights are opened in memory of the host, and not streamed to {device} yet:"
+            " leave out device=",
+            key="device",
+        )
+
+
+def _expert_cache(
+    mixtures: list[Mixture],
+    found: Weights,
+    io: TensorIO,
+    verifier: FirstReadVerifier | None,
+    device: torch.device | None,
+) -> ExpertCache:
+    """The experts of a model, read with a share of the device of their own."""
+    sealed = None if found.chunks is None else SealedReader(found.chunks, found.marks, io)
+    return ExpertCache(mixtures, io, found.marks, verifier, device, sealed)
 
 
 def _move_buffers(model: Any, device: torch.device) -> None:

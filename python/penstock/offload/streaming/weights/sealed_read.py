@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import threading
+from collections import deque
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, TamperedError
@@ -70,6 +71,52 @@ class SealedRead:
         return self._transfer.result()
 
 
+class _Work:
+    """Does work in order, on threads that end when there is none: a dropped model leaves none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Future[None], Callable[[], None]]] = deque()
+        self._under_way: set[Future[None]] = set()
+        self._threads = 0
+
+    def begin(self, work: Callable[[], None]) -> Future[None]:
+        """Queues work."""
+        done: Future[None] = Future()
+        with self._lock:
+            self._waiting.append((done, work))
+            self._under_way.add(done)
+            is_short = self._threads < _THREADS
+            self._threads += is_short
+        if is_short:
+            threading.Thread(target=self._run, name="penstock-open").start()
+        return done
+
+    def wait_ended(self) -> None:
+        """Waits until all work has ended."""
+        with self._lock:
+            under_way = list(self._under_way)
+        wait(under_way)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                done, work = self._waiting.popleft()
+            try:
+                work()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+            with self._lock:
+                self._under_way.discard(done)
+            # Work holds memory of its caller.
+            del done, work
+
+
 class SealedReader:
     """Reads spans of sealed files, and opens their chunks.
 
@@ -80,15 +127,12 @@ class SealedReader:
         read_bytes: Bytes read around the spans.
     """
 
-    def __init__(
-        self, chunks: SealedChunks, marks: Mapping[str, FileMark], io: TensorIO
-    ) -> None:
+    def __init__(self, chunks: SealedChunks, marks: Mapping[str, FileMark], io: TensorIO) -> None:
         self.read_bytes = 0
         self._chunks = chunks
         self._marks = marks
         self._io = io
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="penstock-open")
-        self._under_way: weakref.WeakSet[Future[None]] = weakref.WeakSet()
+        self._work = _Work()
 
     def begin(
         self, spans: Sequence[ReadSpan], memory: Any, file: Callable[[str], AnyFile]
@@ -96,16 +140,13 @@ class SealedReader:
         """Starts to read spans; ``file`` gives the file of a path."""
         pieces = [self._pieces_of(span, memory) for span in spans]
         transfer = self._read(self._io, spans, pieces, file)
-        self.read_bytes += sum(
-            before.numel() + behind.numel() for before, _, behind in pieces
-        )
-        opening = self._threads.submit(self._open_all, transfer, spans, pieces)
-        self._under_way.add(opening)
+        self.read_bytes += sum(before.numel() + behind.numel() for before, _, behind in pieces)
+        opening = self._work.begin(lambda: self._open_all(transfer, spans, pieces))
         return SealedRead(transfer, opening)
 
     def wait_ended(self) -> None:
         """Waits until no thread uses memory of a caller."""
-        wait(list(self._under_way))
+        self._work.wait_ended()
 
     def _open_all(
         self, transfer: Transfer, spans: Sequence[ReadSpan], pieces: Sequence[list[Any]]

@@ -115,8 +115,8 @@ class WeightFiles:
                 self._verifier.forget(span.path)
                 self._marks.accept(span.path, mark)
                 continue
-            if self._sealed is not None and change is Change.TOUCHED:
-                # Tags decide at every read.
+            if self._sealed is not None and change is not Change.GONE:
+                # Tags have decided: the bytes are those that were sealed.
                 self._marks.accept(span.path, mark)
                 continue
             name, path = named(span.path, span.offset), Path(span.path)
