@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use penstock_gather::OpenBlocks;
-use penstock_store::seal::{BlockOpener, BlockSealer};
+use penstock_store::load::open::FileBlocks;
+use penstock_store::seal::BlockSealer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -59,11 +60,11 @@ impl NativeBlockSealer {
 /// Opens a file that is sealed by blocks.
 #[pyclass(frozen, name = "BlockOpener", module = "penstock._native")]
 pub struct NativeBlockOpener {
-    inner: Arc<BlockOpener>,
+    inner: Arc<FileBlocks>,
 }
 
 impl NativeBlockOpener {
-    pub(crate) fn new(inner: BlockOpener) -> NativeBlockOpener {
+    pub(crate) fn new(inner: FileBlocks) -> NativeBlockOpener {
         NativeBlockOpener {
             inner: Arc::new(inner),
         }
@@ -71,8 +72,8 @@ impl NativeBlockOpener {
 
     /// Opens the blocks of rows that begin with the file's first block.
     pub(crate) fn of_rows(&self, offset: u64) -> PyResult<Arc<dyn OpenBlocks>> {
-        if self.inner.header_bytes() != offset
-            || self.inner.block_bytes() != penstock_gather::BLOCK_BYTES
+        if self.inner.opener().header_bytes() != offset
+            || self.inner.opener().block_bytes() != penstock_gather::BLOCK_BYTES
         {
             return Err(PyValueError::new_err(
                 "its blocks are not those of the rows",
@@ -91,15 +92,15 @@ impl NativeBlockOpener {
 
 /// The blocks of a file, as a table reads them.
 #[derive(Debug)]
-struct OfRows(Arc<BlockOpener>);
+struct OfRows(Arc<FileBlocks>);
 
 impl OpenBlocks for OfRows {
     fn open(&self, block: u64, sealed: &[u8], text: &mut [u8]) -> bool {
-        self.0.open(block, sealed, text)
+        self.0.opener().open(block, sealed, text)
     }
 
     fn open_in_place(&self, block: u64, text: &mut [u8]) -> bool {
-        self.0.open_in_place(block, text)
+        self.0.opener().open_in_place(block, text)
     }
 
     fn is_damaged(&self, block: u64) -> bool {

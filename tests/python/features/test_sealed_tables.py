@@ -358,7 +358,7 @@ def test_a_reader_written_from_the_page_opens_it(table):
         SealedCheckpoint(table, data_key(table))
 
 
-# What cannot be done yet is refused by name.
+# Jobs that cannot seal or open are refused by name.
 
 
 def test_jobs_that_cannot_are_refused_by_name(table, tmp_path):

@@ -1,16 +1,19 @@
 //! Opens sealed file bytes that the caller has read itself.
 //!
 //! The counterpart of `check` for a sealed checkpoint: a caller that reads its files in place again
-//! and again opens the chunks after every read. A file sealed by blocks opens by [`BlockOpener`].
+//! and again opens the chunks after every read. A file sealed by blocks opens by [`FileBlocks`].
 
+use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use penstock_io::trace;
 
 use crate::error::{Error, Result};
-use crate::format::digest::CHUNK_BYTES;
+use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::format::part::FileOpener;
 use crate::load::check::threads_for;
 use crate::load::checkpoint::Checkpoint;
@@ -64,7 +67,7 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Mismatch`] if there is no such file, or the number of tags is not that of its
     /// blocks. [`Error::Sealed`] without identities.
-    pub fn open_blocks(&self, file: &str, tags: Vec<[u8; 16]>) -> Result<BlockOpener> {
+    pub fn open_blocks(&self, file: &str, tags: Vec<[u8; 16]>) -> Result<FileBlocks> {
         let files = &self.part().files;
         let index = files.iter().position(|entry| entry.name == file);
         let key = match (index, self.openers()?) {
@@ -75,9 +78,15 @@ impl Checkpoint {
             _ => None,
         };
         let (key, entry) = key.ok_or_else(|| mismatch(file, "it is not sealed by blocks"))?;
-        let path = self.path().join(file);
-        BlockOpener::new(key, tags, &path, entry.bytes, entry.chunks.clone())
-            .ok_or_else(|| mismatch(file, "its blocks have another number of tags"))
+        let opener = BlockOpener::new(key, tags, entry.bytes);
+        let opener =
+            opener.ok_or_else(|| mismatch(file, "its blocks have another number of tags"))?;
+        Ok(FileBlocks {
+            opener,
+            path: self.path().join(file),
+            bytes: entry.bytes,
+            chunks: entry.chunks.clone(),
+        })
     }
 
     /// The error of a load of a file that is sealed by blocks.
@@ -89,6 +98,39 @@ impl Checkpoint {
             path: self.path().to_owned(),
             key: key.unwrap_or_default(),
         }
+    }
+}
+
+/// The blocks of a file that is sealed by blocks.
+#[derive(Debug)]
+pub struct FileBlocks {
+    opener: BlockOpener,
+    path: PathBuf,
+    bytes: u64,
+    chunks: Vec<Digest>,
+}
+
+impl FileBlocks {
+    /// Opens blocks.
+    pub fn opener(&self) -> &BlockOpener {
+        &self.opener
+    }
+
+    /// Whether storage has damaged a block that does not open: the digest of its chunk is wrong, or
+    /// it cannot be read. If not, somebody has changed both.
+    pub fn is_damaged(&self, block: u64) -> bool {
+        let offset = self.opener.header_bytes() + block * self.opener.block_bytes();
+        let end = self.bytes.min(offset + self.opener.block_bytes());
+        let Ok(file) = File::open(&self.path) else {
+            return true;
+        };
+        // A block may cross the end of a chunk.
+        (offset / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES)).any(|chunk| {
+            let start = chunk * CHUNK_BYTES;
+            let mut bytes = vec![0; CHUNK_BYTES.min(self.bytes - start) as usize];
+            let is_read = file.read_exact_at(&mut bytes, start).is_ok();
+            !is_read || Digest::of(&bytes) != self.chunks[chunk as usize]
+        })
     }
 }
 

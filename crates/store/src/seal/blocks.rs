@@ -7,9 +7,6 @@
 //! there, so no block can be cut off or added.
 
 use std::fmt;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce};
@@ -20,7 +17,6 @@ use super::derive::{self, MessageKeys, NONCE_BYTES};
 use super::message::{cipher, is_same, nonce_of};
 use super::{Block, Closed, DataKey, KeyError, MessageKey, Sealing, Tag, Text};
 use crate::error::{Error, Result};
-use crate::format::digest::{CHUNK_BYTES, Digest};
 
 /// Sealing of one file by blocks, in any order and from any thread; each block once.
 pub struct BlockSealer {
@@ -179,21 +175,12 @@ pub struct BlockOpener {
     header_bytes: u64,
     block_bytes: u64,
     tags: Vec<Tag>,
-    path: PathBuf,
-    bytes: u64,
-    chunks: Vec<Digest>,
 }
 
 impl BlockOpener {
-    /// The opener of a file of so many bytes, with the digests of its chunks; `None` if the number
-    /// of tags is not that of the blocks.
-    pub(crate) fn new(
-        key: &BlockKey,
-        tags: Vec<Tag>,
-        path: &Path,
-        bytes: u64,
-        chunks: Vec<Digest>,
-    ) -> Option<BlockOpener> {
+    /// The opener of a file of so many bytes; `None` if the number of tags is not that of the
+    /// blocks.
+    pub(crate) fn new(key: &BlockKey, tags: Vec<Tag>, bytes: u64) -> Option<BlockOpener> {
         let blocks = bytes.checked_sub(key.header_bytes)?;
         if tags.len() as u64 != blocks.div_ceil(key.block_bytes) {
             return None;
@@ -205,9 +192,6 @@ impl BlockOpener {
             header_bytes: key.header_bytes,
             block_bytes: key.block_bytes,
             tags,
-            path: path.to_owned(),
-            bytes,
-            chunks,
         })
     }
 
@@ -244,23 +228,6 @@ impl BlockOpener {
         opened.is_ok() || wiped(text)
     }
 
-    /// Whether storage has damaged a block that does not open: the digest of its chunk is wrong, or
-    /// it cannot be read. If not, somebody has changed both.
-    pub fn is_damaged(&self, block: u64) -> bool {
-        let offset = self.header_bytes + block * self.block_bytes;
-        let end = self.bytes.min(offset + self.block_bytes);
-        let Ok(file) = File::open(&self.path) else {
-            return true;
-        };
-        // A block may cross the end of a chunk.
-        (offset / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES)).any(|chunk| {
-            let start = chunk * CHUNK_BYTES;
-            let mut bytes = vec![0; CHUNK_BYTES.min(self.bytes - start) as usize];
-            let is_read = file.read_exact_at(&mut bytes, start).is_ok();
-            !is_read || Digest::of(&bytes) != self.chunks[chunk as usize]
-        })
-    }
-
     fn nonce_and_tag(&self, block: u64) -> (Nonce, &Tag) {
         let nonce = Nonce::assume_unique_for_key(nonce_of(&self.nonce, block));
         (nonce, &self.tags[block as usize])
@@ -276,7 +243,6 @@ fn wiped(text: &mut [u8]) -> bool {
 impl fmt::Debug for BlockOpener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BlockOpener")
-            .field("path", &self.path)
             .field("blocks", &self.tags.len())
             .finish_non_exhaustive()
     }
@@ -310,7 +276,7 @@ mod tests {
 
     fn opener(sealer: &BlockSealer, tags: Vec<Tag>) -> Option<BlockOpener> {
         let key = opened_key(sealer, 3).unwrap();
-        BlockOpener::new(&key, tags, Path::new("x"), HEADER_BYTES + 150, Vec::new())
+        BlockOpener::new(&key, tags, HEADER_BYTES + 150)
     }
 
     #[test]
