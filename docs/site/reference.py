@@ -28,7 +28,7 @@ TOPICS = {
 
 PACKAGE = Path(penstock.__file__).parent
 
-MODULES = ("reports", "offload", "features", "metrics", "sealing", "plugin")
+MODULES = ("reports", "offload", "features", "metrics", "sealing", "signing", "plugin")
 """Public modules, each of which has a page."""
 
 

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from penstock import offload as offload
     from penstock import reports as reports
     from penstock import sealing as sealing
+    from penstock import signing as signing
     from penstock.checkpoint.api import inspect as inspect
     from penstock.checkpoint.api import load as load
     from penstock.checkpoint.api import save as save
+    from penstock.checkpoint.api import sign as sign
     from penstock.checkpoint.api import verify as verify
     from penstock.checkpoint.converting.convert import convert as convert
     from penstock.checkpoint.exporting.adopt import import_model as import_model
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "checkpoint.api": ("inspect", "load", "save", "verify"),
+    "checkpoint.api": ("inspect", "load", "save", "sign", "verify"),
     "checkpoint.converting.convert": ("convert",),
     "checkpoint.exporting.adopt": ("import_model",),
     "checkpoint.exporting.export": ("export",),
@@ -76,7 +78,7 @@ imports `penstock` for one of its errors or for the command line's help does not
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-_MODULES = ("features", "metrics", "offload", "reports", "sealing")
+_MODULES = ("features", "metrics", "offload", "reports", "sealing", "signing")
 """Public modules, also imported at their first use."""
 
 __all__ = sorted(["PenstockError", "errors", *_HOME_OF, *_MODULES, "__version__"])

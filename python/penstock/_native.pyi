@@ -369,6 +369,7 @@ class MirrorJob:
         path: str,
         url: str,
         *,
+        sealing: AttemptKey | None,
         bytes_per_second: int | None,
         connections: int | None,
         nice: int | None,
@@ -383,6 +384,7 @@ class Store:
     def __new__(cls, root: str) -> Store: ...
     def step_path(self, step: int) -> str: ...
     def identity(self, step: int) -> str | None: ...
+    def copy_of(self, step: int) -> str | None: ...
     def steps(self) -> list[tuple[int, str, str | None]]: ...
     def newest(
         self, *, last: int | None = None
@@ -441,12 +443,23 @@ def open(
     *,
     demanded: bool = False,
     sealed_ok: bool = False,
+    signers: Signers | None = None,
 ) -> Checkpoint: ...
-def verify(path: str, *, options: dict[str, object], progress: _Progress) -> dict[str, Any]: ...
+def verify(
+    path: str,
+    *,
+    options: dict[str, object],
+    progress: _Progress,
+    signers: Signers | None = None,
+) -> dict[str, Any]: ...
+def sign(
+    path: str, keys: SigningKeys, *, options: dict[str, object], progress: _Progress
+) -> dict[str, Any]: ...
 def mirror(
     path: str,
     url: str,
     *,
+    sealing: AttemptKey | None,
     bytes_per_second: int | None,
     connections: int | None,
     options: dict[str, object],
@@ -677,6 +690,16 @@ class Identities:
     def __new__(cls, keys: list[tuple[str, str, bytes]], kms: _Kms | None) -> Identities: ...
     def count(self) -> int: ...
     def open(self, wraps: str) -> AttemptKey: ...
+
+@final
+class SigningKeys:
+    def __new__(cls, keys: list[tuple[str, str, bytes]]) -> SigningKeys: ...
+    def signers(self) -> list[str]: ...
+
+@final
+class Signers:
+    def __new__(cls, keys: list[tuple[str, str, bytes]]) -> Signers: ...
+    def count(self) -> int: ...
 
 @final
 class AttemptKey:

@@ -236,6 +236,49 @@ class TamperedError(CorruptCheckpointError):
     """
 
 
+class SignatureError(PenstockError):
+    """No accepted key has signed the checkpoint, or a file is not the signed one.
+
+    No byte of it is handed out. A signature may be by another key, of another checkpoint, or none
+    at all. The digests are right, so this is no damage by a device.
+
+    Attributes:
+        path: The checkpoint's directory.
+        file: Name of the file inside it that is not the signed one, or of the signature.
+        offset: First byte of the range in that file that was exchanged, where known.
+        tensor: Name of a tensor in that range, where known.
+    """
+
+    _fields = ("path", "file", "offset", "tensor")
+    _result = "damaged"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str,
+        file: str | None = None,
+        offset: int | None = None,
+        tensor: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.file = file
+        self.offset = offset
+        self.tensor = tensor
+
+
+class NotSignedError(SignatureError):
+    """The checkpoint has no signature, where ``signed_by=`` demands one.
+
+    Attributes:
+        path: The checkpoint's directory.
+        file: None.
+        offset: None.
+        tensor: None.
+    """
+
+
 class SealingError(PenstockError):
     """A checkpoint is sealed or clear against the caller's wish, or cannot be sealed.
 

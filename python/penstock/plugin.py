@@ -20,6 +20,11 @@ hands over a whole state. A framework with a plan of its own takes what is here:
   the saves' times, and says after which steps a save is due, for ``save_every="auto"``.
 - **Memory**: `of_array` and `of_tensor` find the `Memory` of an array or a tensor, which is read or
   written without a copy; `to_source` makes it a tensor of a part.
+- **Keys**: `SealingKeys` are the options ``sealing`` and ``identities`` of a plug-in. It gives
+  their ``sealing`` to a `penstock.Saver` or a `RankAttempt`, and their ``identities`` to
+  `penstock.load` or, as an `Unsealing`, to an `OpenCheckpoint`. In a sealed save by ranks each
+  makes a `KeyOffer` and gets a `HandedKey` for it. After errors `AGAINST_KEYS` no older checkpoint
+  is tried.
 - **Arguments**: `decode_path`, `check_step`, `encode_metadata` and `to_native` check the arguments
   of users, and raise the errors of every other call. `warn` reports a problem of a save that
   continues, and never raises.
@@ -81,9 +86,16 @@ from penstock.checkpoint.loading.opened import (
 from penstock.checkpoint.loading.path_kind import check_no_store, describe, is_checkpoint
 from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.loading.tied import check_model
+from penstock.checkpoint.loading.unsealed import check_unsealing
 from penstock.checkpoint.ranks.barriers import Barriers
 from penstock.checkpoint.saving.groups import Files, Groups, read_files
-from penstock.checkpoint.saving.rank_save import PartVote, RankAttempt, check_in_group
+from penstock.checkpoint.saving.rank_save import (
+    HandedKey,
+    KeyOffer,
+    PartVote,
+    RankAttempt,
+    check_in_group,
+)
 from penstock.checkpoint.state.check import check_stateful, check_storable
 from penstock.checkpoint.state.flatten import Flattener, flatten
 from penstock.checkpoint.state.tree.scalars import TreeError
@@ -103,6 +115,8 @@ from penstock.checkpoint.view.view import View
 from penstock.common.paths import absolute
 from penstock.common.warn import warn
 from penstock.io.files import durable
+from penstock.sealing.sealing_keys import AGAINST_KEYS, SealingKeys
+from penstock.sealing.unsealing import Unsealing
 from penstock.tensors.arguments import (
     check_step,
     decode_local_path,
@@ -115,6 +129,7 @@ from penstock.tensors.memory import CPU, Memory, of_array, of_tensor, to_source
 from penstock.tensors.native_rows import GlobalBox, TensorSource
 
 __all__ = [
+    "AGAINST_KEYS",
     "CPU",
     "LEVELS_MAX",
     "MANIFEST",
@@ -130,6 +145,8 @@ __all__ = [
     "Frozen",
     "GlobalBox",
     "Groups",
+    "HandedKey",
+    "KeyOffer",
     "LiveState",
     "Memory",
     "Node",
@@ -138,9 +155,11 @@ __all__ = [
     "PartVote",
     "PerRank",
     "RankAttempt",
+    "SealingKeys",
     "StoredTensor",
     "TensorSource",
     "TreeError",
+    "Unsealing",
     "View",
     "absolute",
     "branches",
@@ -150,6 +169,7 @@ __all__ = [
     "check_stateful",
     "check_step",
     "check_storable",
+    "check_unsealing",
     "decode_local_path",
     "decode_path",
     "describe",

@@ -24,6 +24,7 @@ use crate::options::NativeOptions;
 use crate::owner::detached;
 use crate::report;
 use crate::rows::{BoxEntry, GroupEntry, MissingTensor, TensorEntry};
+use crate::signing::Signers;
 use crate::tensor::device::Followed;
 use crate::tensor::{self, HostBuffer, LoadTarget, NativeArray, NativeFill, TensorTarget};
 
@@ -36,19 +37,21 @@ type Loaded<'py> = (
 
 /// Opens a complete checkpoint without reading tensor data. Without identities it must not be
 /// sealed, unless `sealed_ok`: then it shows its files and no tensors. Where a sealed one is
-/// `demanded`, a clear one is refused.
+/// `demanded`, a clear one is refused. With `signers`, one of them must have signed it.
 #[pyfunction]
-#[pyo3(signature = (path, identities=None, *, demanded=false, sealed_ok=false))]
+#[pyo3(signature = (path, identities=None, *, demanded=false, sealed_ok=false, signers=None))]
 pub fn open(
     py: Python<'_>,
     path: PathBuf,
     identities: Option<PyRef<'_, Identities>>,
     demanded: bool,
     sealed_ok: bool,
+    signers: Option<PyRef<'_, Signers>>,
 ) -> PyResult<Checkpoint> {
     let unsealing = Unsealing {
         identities: identities.map(|identities| Arc::clone(&identities.unwrap)),
         is_demanded: demanded,
+        signers: signers.map(|signers| Arc::clone(&signers.signers)),
     };
     let opened = detached(py, || {
         let opened =

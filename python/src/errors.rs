@@ -82,6 +82,10 @@ fn key_remedy(error: &KeyError) -> &'static str {
         KeyError::BadFile { .. } | KeyError::BadText { .. } => {
             "`penstock keys generate FILE` makes a file of the right form"
         }
+        KeyError::BadSigner { .. } => {
+            "`ssh-keygen -t ed25519` makes a key that signs, and `openssl genpkey -algorithm EC \
+             -pkeyopt ec_paramgen_curve:P-256` one for OpenSSF bundles"
+        }
         KeyError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
             "choose another file: a key is never overwritten"
         }
@@ -99,7 +103,7 @@ fn of_key(fields: &Bound<'_, PyDict>, error: &KeyError) -> PyResult<&'static str
             fields.set_item("path", path.as_os_str())?;
             "KeyFileError"
         }
-        KeyError::BadText { .. } => "KeyFileError",
+        KeyError::BadText { .. } | KeyError::BadSigner { .. } => "KeyFileError",
         KeyError::Io { path, source } => {
             storage(fields, path.as_os_str().to_owned(), errno(source))?
         }
@@ -393,6 +397,7 @@ fn about_content(fields: &Bound<'_, PyDict>, error: &Error) -> PyResult<Option<&
     let path = match error {
         Error::Corrupt { path, .. }
         | Error::Tampered { path, .. }
+        | Error::Signature { path, .. }
         | Error::Malformed { path, .. }
         | Error::Unknown { path, .. } => path,
         _ => return Ok(None),
@@ -422,6 +427,17 @@ fn about_content(fields: &Bound<'_, PyDict>, error: &Error) -> PyResult<Option<&
             fields.set_item("is_proven", true)?;
             return Ok(Some("TamperedError"));
         }
+        Error::Signature {
+            file,
+            offset,
+            tensor,
+            ..
+        } => {
+            fields.set_item("file", file)?;
+            fields.set_item("offset", offset)?;
+            fields.set_item("tensor", tensor)?;
+            return Ok(Some("SignatureError"));
+        }
         Error::Malformed { file, tensor, .. } => {
             fields.set_item("file", file)?;
             fields.set_item("tensor", tensor)?;
@@ -447,6 +463,7 @@ fn about_a_directory(error: &Error) -> Option<(&'static str, &Path)> {
         Error::Incomplete { path, .. } => Some(("IncompleteCheckpointError", path)),
         Error::Sealed { path } => Some(("SealedError", path)),
         Error::NotSealed { path } => Some(("NotSealedError", path)),
+        Error::NotSigned { path } => Some(("NotSignedError", path)),
         Error::WrongKey { path } => Some(("WrongKeyError", path)),
         Error::CannotSeal { path, .. } => Some(("CannotSealError", path)),
         _ => None,

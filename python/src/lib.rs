@@ -39,6 +39,7 @@ mod row_proxy;
 mod rows;
 mod salvage;
 mod save;
+mod signing;
 mod store;
 mod table;
 mod tensor;
@@ -125,6 +126,8 @@ mod _native {
     use crate::salvage::{salvage, survey};
     #[pymodule_export]
     use crate::save::save;
+    #[pymodule_export]
+    use crate::signing::{Signers, SigningKeys, sign};
     #[pymodule_export]
     use crate::store::{Store, remove_checkpoint};
     #[pymodule_export]

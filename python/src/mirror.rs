@@ -4,13 +4,31 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use penstock_store::Progress;
-use penstock_store::mirror::{MirrorReport, Mirroring, mirror as copy};
+use penstock_store::mirror::{MirrorReport, Mirroring, mirror as copy_as_it_is, mirror_sealed};
+use penstock_store::options::Options;
+use penstock_store::seal::Sealing;
+use penstock_store::{Progress, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::call::{self, Callback};
+use crate::keys::AttemptKey;
 use crate::options::NativeOptions;
+
+/// Copies a checkpoint as it is, or sealed.
+fn copy(
+    path: &Path,
+    url: &Path,
+    sealing: Option<Sealing>,
+    mirroring: &Mirroring,
+    options: &Options,
+    progress: &Progress,
+) -> Result<MirrorReport> {
+    match sealing {
+        None => copy_as_it_is(path, url, mirroring, options, progress),
+        Some(sealing) => mirror_sealed(path, url, sealing, mirroring, options, progress),
+    }
+}
 
 fn of_mirror<'py>(
     py: Python<'py>,
@@ -31,11 +49,13 @@ fn of_mirror<'py>(
 
 /// Copies to a bucket the files of a complete checkpoint that are not there yet.
 #[pyfunction]
-#[pyo3(signature = (path, url, *, bytes_per_second, connections, options, progress))]
+#[pyo3(signature = (path, url, *, sealing, bytes_per_second, connections, options, progress))]
+#[expect(clippy::too_many_arguments, reason = "all but two are keywords")]
 pub fn mirror<'py>(
     py: Python<'py>,
     path: PathBuf,
     url: PathBuf,
+    sealing: Option<PyRef<'_, AttemptKey>>,
     bytes_per_second: Option<u64>,
     connections: Option<usize>,
     options: NativeOptions,
@@ -45,8 +65,9 @@ pub fn mirror<'py>(
         bytes_per_second,
         connections,
     };
+    let sealing = sealing.map(|key| key.sealing());
     let report = call::run(py, &progress, |progress| {
-        copy(&path, &url, &mirroring, &options.0, progress)
+        copy(&path, &url, sealing, &mirroring, &options.0, progress)
     })?;
     of_mirror(py, &path, &url, &report)
 }
@@ -69,13 +90,14 @@ impl MirrorJob {
     }
 
     /// Copies without the GIL and without signal handling.
-    #[pyo3(signature = (path, url, *, bytes_per_second, connections, nice, options))]
+    #[pyo3(signature = (path, url, *, sealing, bytes_per_second, connections, nice, options))]
     #[expect(clippy::too_many_arguments, reason = "all but two are keywords")]
     fn run<'py>(
         &self,
         py: Python<'py>,
         path: PathBuf,
         url: PathBuf,
+        sealing: Option<PyRef<'_, AttemptKey>>,
         bytes_per_second: Option<u64>,
         connections: Option<usize>,
         nice: Option<u8>,
@@ -87,8 +109,10 @@ impl MirrorJob {
         };
         let mut options = options.0;
         options.nice = nice;
+        let sealing = sealing.map(|key| key.sealing());
         let report = call::without_gil(py, || {
-            let report = copy(&path, &url, &mirroring, &options, &self.progress);
+            let progress = &self.progress;
+            let report = copy(&path, &url, sealing, &mirroring, &options, progress);
             while self.is_left.load(Ordering::Relaxed) {
                 thread::park();
             }

@@ -98,6 +98,7 @@ pub(crate) fn of_verify<'py>(
     dict.set_item("tensors", report.tensors)?;
     dict.set_item("is_partial", report.is_partial)?;
     dict.set_item("is_sealed", report.is_sealed)?;
+    dict.set_item("signer", &report.signer)?;
     dict.set_item("seconds", report.seconds)?;
     Ok(dict)
 }

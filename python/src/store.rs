@@ -254,6 +254,11 @@ impl Store {
         call::without_gil(py, || self.now()?.identity(step))
     }
 
+    /// The id of the checkpoint that a step is a sealed copy of.
+    fn copy_of(&self, py: Python<'_>, step: u64) -> PyResult<Option<String>> {
+        call::without_gil(py, || self.now()?.copy_of(step))
+    }
+
     /// Records that a checkpoint was read back completely and is intact.
     fn mark_verified(&self, py: Python<'_>, step: u64, checkpoint_id: &str) -> PyResult<()> {
         call::without_gil(py, || self.now()?.mark_verified(step, checkpoint_id))

@@ -29,7 +29,7 @@ import older_torch  # noqa: F401  names of newer versions for tests
 import penstock
 from penstock.errors import StorageError
 
-pytest_plugins = ["buckets", "dispositions", "gpu", "leftovers", "turns"]
+pytest_plugins = ["buckets", "dispositions", "gpu", "leftovers", "seals", "turns"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -37,7 +37,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 hypothesis.settings.register_profile("penstock", max_examples=50, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("penstock")
 
-for _name in [name for name in os.environ if re.match("PENSTOCK_(?!TORTURE_)", name)]:
+for _name in [name for name in os.environ if re.match("PENSTOCK_(?!TORTURE_|RECORD_SEALS)", name)]:
     # The tests must not depend on the user's settings.
     del os.environ[_name]
 

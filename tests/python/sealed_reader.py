@@ -82,32 +82,32 @@ class SealedCheckpoint(Checkpoint):
         return opened
 
     def _open_blocks(self, data: bytes, number: int, sealed: dict[str, Any]) -> bytes:
-        """9.9: a file that is sealed by blocks; its tags are in a tensor of a file before it."""
+        """9.10: a file that is sealed by blocks; its tags are in a tensor of a file before it."""
         header_bytes, block_bytes = sealed["header_bytes"], sealed["blocks"]["block_bytes"]
-        _require(sealed["tags"] == "", "9.9: tags")
+        _require(sealed["tags"] == "", "9.10: tags")
         wrapping, nonce, _ = self._keys(
             "penstock.v1.file", self.salt, struct.pack("<II", 0, number)
         )
         wrapped = base64.b64decode(sealed["blocks"]["key"])
-        file_key = _decrypt(wrapping, nonce, wrapped, b"", "9.9: key")
-        _require(len(file_key) == 32, "9.9: key")
+        file_key = _decrypt(wrapping, nonce, wrapped, b"", "9.10: key")
+        _require(len(file_key) == 32, "9.10: key")
         info = b"penstock.v1.blocks\0" + struct.pack("<QQ", header_bytes, block_bytes)
         okm = HKDF(SHA256(), 76, bytes(32), info).derive(file_key)
-        _require(base64.b64decode(sealed["commitment"]) == okm[44:], "9.9: commitment")
+        _require(base64.b64decode(sealed["commitment"]) == okm[44:], "9.10: commitment")
         tags = self._tags_of(number)
         blocks = range(header_bytes, len(data), block_bytes)
-        _require(len(tags) == TAG_BYTES * len(blocks), "9.9: number of tags")
+        _require(len(tags) == TAG_BYTES * len(blocks), "9.10: number of tags")
         opened = data[:header_bytes]
         for index, start in enumerate(blocks):
             block = data[start : start + block_bytes] + tags[TAG_BYTES * index :][:TAG_BYTES]
-            opened += _decrypt(okm[:32], _counted(okm[32:44], index), block, b"", f"9.9: {index}")
+            opened += _decrypt(okm[:32], _counted(okm[32:44], index), block, b"", f"9.10: {index}")
         return opened
 
     def _tags_of(self, number: int) -> bytes:
         rows = {row["name"]: row for row in self.part["tensors"]}
         (name,) = [name for name, row in rows.items() if row["file"] == number]
         note = self.metadata["penstock.features"][name]["seals"]
-        _require((note["cipher"], note["block_bytes"]) == ("aes256gcm", 4096), "9.9: seals")
+        _require((note["cipher"], note["block_bytes"]) == ("aes256gcm", 4096), "9.10: seals")
         row = rows[note["tensor"]]
         begin, end = row["range"]
         return self.opened[row["file"]][begin:end]

@@ -65,6 +65,14 @@ pub enum KeyError {
         /// The reason, without the text if that is secret.
         reason: String,
     },
+    /// A text or a file is no key that signs, or that signatures are checked with.
+    #[error("{name}: {reason}")]
+    BadSigner {
+        /// The argument or the file.
+        name: String,
+        /// The reason, without the text of a private key.
+        reason: String,
+    },
     /// A file cannot be read or written.
     #[error("{}", path.display())]
     Io {

@@ -4,6 +4,8 @@
 //! the manifest; an [`Unwrap`] finds the data key among the wraps of a manifest. Keys are read into
 //! a [`Keyring`], from which [`Recipients`] wrap and [`Identities`] unwrap.
 //!
+//! A [`SigningKey`] signs, and [`Signers`] are the keys whose signatures are accepted.
+//!
 //! Layer: below `penstock-store`, which seals with data keys and knows no kinds of recipients.
 //! This crate knows no checkpoints.
 //!
@@ -25,6 +27,7 @@ mod kms;
 mod passphrase;
 mod recipients;
 mod secret;
+mod signing;
 mod wrap;
 
 pub use data_key::{DATA_KEY_BYTES, DataKey};
@@ -34,4 +37,5 @@ pub use identities::Identities;
 pub use keyring::{KEYS_MAX, Keyring};
 pub use kms::{Kms, PROCESS_KEY_LIFETIME};
 pub use recipients::{RECIPIENTS_MAX, Recipients};
+pub use signing::{NAMESPACE, SignatureFlaw, SignatureForm, Signers, SigningKey};
 pub use wrap::{Unwrap, Wrap};

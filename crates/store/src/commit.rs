@@ -29,6 +29,7 @@ pub(crate) mod leftovers;
 mod publication;
 pub(crate) mod renewal;
 mod sidecar;
+pub(crate) mod signature;
 
 use std::borrow::Cow;
 use std::io;

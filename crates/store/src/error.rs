@@ -241,6 +241,26 @@ pub enum Error {
         /// Description of the mismatch.
         detail: String,
     },
+    /// A signature is demanded, and the checkpoint has none.
+    #[error("{path} is not signed, and a signature is demanded")]
+    NotSigned {
+        /// The checkpoint directory.
+        path: PathBuf,
+    },
+    /// The signature of the checkpoint is none that is accepted, or a file is not the signed one.
+    #[error("{}", corrupt_message(path, file.as_deref(), *offset, tensor.as_deref(), detail))]
+    Signature {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// The file's name inside it, where one is known.
+        file: Option<String>,
+        /// Position of the chunk in the file, in bytes.
+        offset: Option<u64>,
+        /// A tensor in the chunk.
+        tensor: Option<String>,
+        /// Description of the mismatch.
+        detail: String,
+    },
     /// This job cannot seal what it would write, or cannot read what is sealed.
     #[error("{path}: {detail}")]
     CannotSeal {
@@ -319,6 +339,17 @@ impl Error {
     /// Damage in a named file, at an unknown position.
     pub(crate) fn corrupt(path: &Path, file: &str, detail: impl Into<String>) -> Error {
         Error::Corrupt {
+            path: path.to_owned(),
+            file: Some(file.to_owned()),
+            offset: None,
+            tensor: None,
+            detail: detail.into(),
+        }
+    }
+
+    /// A named file that is not the signed one, or a signature that is not accepted.
+    pub(crate) fn signature(path: &Path, file: &str, detail: impl Into<String>) -> Error {
+        Error::Signature {
             path: path.to_owned(),
             file: Some(file.to_owned()),
             offset: None,

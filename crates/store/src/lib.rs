@@ -27,6 +27,7 @@ pub mod plan;
 pub mod report;
 pub mod save;
 pub mod seal;
+pub mod sign;
 pub mod steps;
 pub mod tier;
 

@@ -4,3 +4,4 @@ pub mod check;
 pub mod checkpoint;
 pub mod fill;
 pub mod open;
+pub(crate) mod signed;

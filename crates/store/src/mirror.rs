@@ -8,8 +8,13 @@
 //!
 //! Nothing is ever deleted or replaced at the mirror. Files of a complete copy that a sweep or
 //! somebody else removed there are sent again.
+//!
+//! A clear checkpoint may also be mirrored sealed ([`mirror_sealed`]): the copy has a key and an
+//! identity of its own then, and is saved like any other checkpoint.
 
+mod ends;
 mod file;
+mod sealed;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,20 +36,14 @@ use crate::format::name::{self, MANIFEST};
 use crate::load::checkpoint::Checkpoint;
 use crate::options::{Options, Settings};
 use crate::progress::Progress;
-use crate::tier;
+use crate::seal::Sealing;
+use ends::Ends;
+pub use ends::Mirroring;
+use sealed::SealedCopy;
 
 /// How often a copy is checked again while somebody removes its files: for 10 seconds.
 const CHECKS_MAX: usize = 100;
 const CHECK_PAUSE: Duration = Duration::from_millis(100);
-
-/// Limits of a mirroring.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Mirroring {
-    /// Upload rate limit in bytes per second; unlimited if absent.
-    pub bytes_per_second: Option<u64>,
-    /// Limit on concurrent requests; the bucket's own limit if absent.
-    pub connections: Option<usize>,
-}
 
 /// The result of a mirroring.
 #[derive(Clone, Debug)]
@@ -78,34 +77,23 @@ pub fn mirror(
 ) -> Result<MirrorReport> {
     let begun = Instant::now();
     let _span = trace::span("mirror");
-    if let Some(bytes_per_second) = mirroring.bytes_per_second {
-        progress.limit(bytes_per_second);
-    }
-    let objects = tier::objects(to)?.ok_or_else(|| {
-        let detail = "it is not the URL of a bucket, such as s3://BUCKET/DIRECTORY";
-        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, detail);
-        Error::storage("mirror to", to)(source)
-    })?;
-    let source = options.clone().at(from)?;
-    let checkpoint = Checkpoint::open_on(from, &source.file_system)?;
-    if checkpoint.manifest().partial.is_some() {
-        let path = from.to_owned();
-        return Err(Error::Partial { path });
-    }
-    let (bytes, files) = size(&checkpoint);
-    progress.expect(bytes);
+    let ends = Ends::open(from, to, mirroring, options, progress)?;
+    let (bytes, files) = ends.checkpoint.size();
+    let Ends {
+        checkpoint,
+        objects,
+        source,
+        reads,
+        sends,
+    } = ends;
     let mut copy = Copy {
         from,
         to,
-        text: manifest_text(&checkpoint, source.file_system.files())?,
-        reads: Settings {
-            // One read at a time: it reads a whole part, which storage divides among its queues.
-            queue_depth: 1,
-            ..source.choose(from, bytes)
-        },
-        sends: mirroring.sends(options, &objects, to, bytes),
+        text: manifest_text(&checkpoint, source.files())?,
+        reads,
+        sends,
         checkpoint: &checkpoint,
-        source: source.file_system.as_ref(),
+        source: source.as_ref(),
         objects: &objects,
         progress,
         sent_bytes: 0,
@@ -121,25 +109,32 @@ pub fn mirror(
     })
 }
 
-impl Mirroring {
-    fn sends(&self, options: &Options, objects: &Arc<Objects>, to: &Path, bytes: u64) -> Settings {
-        let connections = self.connections.unwrap_or(objects.connections());
-        let options = Options {
-            io_threads: Some(1),
-            queue_depth: Some(connections),
-            ..options.clone()
-        };
-        options.on(objects).choose(to, bytes)
-    }
-}
-
-/// Total size and number of the files of a copy.
-fn size(checkpoint: &Checkpoint) -> (u64, usize) {
-    let files = checkpoint.files();
-    let sidecars = &checkpoint.manifest().sidecars;
-    let own_names: u64 = sidecars.iter().map(|entry| entry.bytes).sum();
-    let bytes = files.iter().map(|(_, bytes)| bytes).sum::<u64>() + own_names;
-    (bytes, files.len() + sidecars.len())
+/// Copies the complete, clear checkpoint at `from` to `to` in a bucket, sealed with a key that
+/// nothing else uses. A complete sealed copy of it that is there already stays.
+///
+/// # Errors
+/// Those of [`mirror`]. [`Error::CannotSeal`] before anything is sent, for a checkpoint of which
+/// something would stay clear, or that is sealed. Another call begins again after a failure, with
+/// another key.
+pub fn mirror_sealed(
+    from: &Path,
+    to: &Path,
+    sealing: Sealing,
+    mirroring: &Mirroring,
+    options: &Options,
+    progress: &Progress,
+) -> Result<MirrorReport> {
+    let begun = Instant::now();
+    let _span = trace::span("mirror");
+    let ends = Ends::open(from, to, mirroring, options, progress)?;
+    let copied = SealedCopy::new(from, to, &ends, progress).run(sealing)?;
+    Ok(MirrorReport {
+        id: ends.checkpoint.manifest().id.clone(),
+        bytes: copied.bytes,
+        sent_bytes: copied.sent_bytes,
+        files: copied.files,
+        seconds: begun.elapsed().as_secs_f64(),
+    })
 }
 
 /// The stored text of a manifest, so that members added by a newer version are mirrored too.
@@ -198,7 +193,7 @@ impl Copy<'_> {
             match self.flaw()? {
                 None if is_there => {
                     if renewal.is_none() {
-                        self.progress.advance(size(self.checkpoint).0);
+                        self.progress.advance(self.checkpoint.size().0);
                     }
                     return Ok(());
                 }

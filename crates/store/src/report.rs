@@ -195,6 +195,8 @@ pub struct VerifyReport {
     pub is_partial: bool,
     /// Whether the checkpoint is sealed: digests were checked, tags were not.
     pub is_sealed: bool,
+    /// The key that signed it, in public, if a signature was demanded.
+    pub signer: Option<String>,
     /// Duration in seconds.
     pub seconds: f64,
 }

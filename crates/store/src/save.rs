@@ -29,7 +29,7 @@ use crate::FORMAT_VERSION;
 pub use crate::commit::Attempt;
 use crate::error::{Error, Result};
 use crate::format::description::{MANIFEST_BYTES_MAX, check_size, read_manifest, read_part};
-use crate::format::manifest::{self, Manifest, PartEntry, Partial};
+use crate::format::manifest::{self, Manifest, PartEntry};
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::report::{Fallback, FallbackKind, SaveReport};
@@ -37,6 +37,7 @@ use crate::seal::{Sealing, SealingEntry};
 pub use arena::Arena;
 pub use job::{Job, Shards, Staging};
 pub use linked::{Holder, Linked, LinkedFile, LinkedTensor};
+pub(crate) use planned::put_part;
 use planned::unreadable;
 pub use sidecar::Sidecars;
 pub use state::SaveState;
@@ -106,7 +107,7 @@ fn save_as(
 ) -> Result<SaveReport> {
     let begun = Instant::now();
     if sealing.is_some() {
-        check_sealable(publication, options)?;
+        check_sealable(publication)?;
     }
     // Checked before gigabytes are written in vain.
     check_manifest_size(publication.metadata.get().len())?;
@@ -191,7 +192,7 @@ pub fn commit(
     publication: &Publication,
     parts: Vec<PartEntry>,
 ) -> Result<Committed> {
-    commit_as(attempt, publication, None, parts)
+    commit_as(attempt, publication, |_| {}, parts)
 }
 
 /// Whether an attempt has become the checkpoint at a path, for a rank that lost contact with the
@@ -200,16 +201,16 @@ pub fn is_committed(path: &Path, files: &dyn Files, attempt_id: &str) -> bool {
     read_manifest(path, files).is_ok_and(|(manifest, _)| manifest.id == attempt_id)
 }
 
-/// Commits as [`commit`] does; `partial` marks a salvaged checkpoint.
+/// Commits as [`commit`] does; `adjust` adds to the manifest before it is sealed.
 pub(crate) fn commit_as(
     mut attempt: Attempt,
     publication: &Publication,
-    partial: Option<Partial>,
+    adjust: impl FnOnce(&mut Manifest),
     parts: Vec<PartEntry>,
 ) -> Result<Committed> {
     let _span = trace::span("commit");
     let mut manifest = manifest_of(publication, attempt.id(), parts);
-    manifest.partial = partial;
+    adjust(&mut manifest);
     let unindexed = publication.sidecars.write(&mut manifest, &mut attempt)?;
     if let Some(sealing) = attempt.sealing() {
         seal_manifest(&mut manifest, sealing, &publication.path)?;
@@ -254,21 +255,18 @@ fn seal_manifest(manifest: &mut Manifest, sealing: &Sealing, path: &Path) -> Res
     Ok(())
 }
 
-/// Refuses a sealed save that would leave something clear, or that is not tested yet.
+/// Refuses a sealed save that would leave something clear.
 ///
 /// # Errors
 /// [`Error::CannotSeal`].
-pub fn check_sealable(publication: &Publication, options: &Options) -> Result<()> {
-    let detail = if !publication.sidecars.files.is_empty() || publication.sidecars.group.is_some() {
-        "files beside the shards are for readers of models, and stay clear"
-    } else if !options.file_system.files().has_directories() {
-        "checkpoints in buckets are not sealed yet"
-    } else {
+pub fn check_sealable(publication: &Publication) -> Result<()> {
+    let sidecars = &publication.sidecars;
+    if sidecars.files.is_empty() && sidecars.group.is_none() {
         return Ok(());
-    };
+    }
     Err(Error::CannotSeal {
         path: publication.path.clone(),
-        detail: detail.to_owned(),
+        detail: "files beside the shards are for readers of models, and stay clear".to_owned(),
     })
 }
 
@@ -346,9 +344,11 @@ fn manifest_of(publication: &Publication, id: &str, parts: Vec<PartEntry>) -> Ma
         metadata: publication.metadata.clone(),
         partial: None,
         sidecars: Vec::new(),
+        copy_of: None,
         sealing: None,
         mac: None,
         wraps: None,
         covered: Vec::new(),
+        hash: None,
     }
 }

@@ -15,13 +15,14 @@ mod derive;
 mod encoded;
 mod message;
 mod opener;
+mod record;
 mod sealer;
 mod statement;
 
 use std::fmt;
 use std::sync::Arc;
 
-pub use penstock_keys::{DataKey, KeyError, Unwrap, Wrap};
+pub use penstock_keys::{DataKey, KeyError, Signers, Unwrap, Wrap};
 
 pub use blocks::{BlockOpener, BlockSealer};
 
@@ -72,7 +73,7 @@ impl Sealing {
         Sealing {
             key,
             wraps,
-            witness: None,
+            witness: record::witness(),
         }
     }
 
@@ -112,7 +113,7 @@ impl fmt::Debug for Sealing {
     }
 }
 
-/// Opens sealed checkpoints for a reader, and says whether clear ones are refused.
+/// Opens sealed checkpoints for a reader, and says whether clear and unsigned ones are refused.
 #[derive(Clone, Default)]
 pub struct Unsealing {
     /// Finds the data key; without it a sealed checkpoint stays closed.
@@ -120,6 +121,9 @@ pub struct Unsealing {
     /// Whether a clear checkpoint is refused. A reader that expects a sealed one must set it:
     /// whoever writes to the storage can put a clear one there.
     pub is_demanded: bool,
+    /// The keys of which one must have signed the checkpoint; without them signatures are not
+    /// looked at.
+    pub signers: Option<Arc<Signers>>,
 }
 
 impl Unsealing {
@@ -128,6 +132,7 @@ impl Unsealing {
         Unsealing {
             identities: Some(identities),
             is_demanded: true,
+            signers: None,
         }
     }
 }
@@ -137,6 +142,7 @@ impl fmt::Debug for Unsealing {
         f.debug_struct("Unsealing")
             .field("has_identities", &self.identities.is_some())
             .field("is_demanded", &self.is_demanded)
+            .field("signers", &self.signers)
             .finish()
     }
 }

@@ -1,6 +1,7 @@
 //! The assertions of the fuzz targets. `crates/store/tests/load/corpus.rs` includes this file, so
 //! the ordinary tests run the same checks on the seeds.
 
+pub mod keys;
 pub mod library;
 pub mod open;
 pub mod read_plan;

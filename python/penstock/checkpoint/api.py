@@ -1,4 +1,4 @@
-"""Saves, loads, inspects and verifies one checkpoint: `save`, `load`, `inspect`, `verify`."""
+"""Saves, loads, inspects, verifies and signs one checkpoint: `save`, `load` and the others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from penstock.checkpoint.loading.path_kind import check_no_store, describing_con
 from penstock.checkpoint.saver import Saver
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.steps.scrub import verify_files
+from penstock.common.progress import shown
 from penstock.errors import PenstockWarning
+from penstock.reports import SignResult
 from penstock.sealing.unsealing import Unsealing
+from penstock.signing import Signers, SigningKeys
 from penstock.tensors.arguments import check_patterns, decode_path, to_native
 from penstock.tensors.gc_paused import gc_paused
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.options import Options
     from penstock.reports import CheckpointInfo, LoadReport, SaveReport, VerifyResult
     from penstock.sealing import Identities, Key, Sealing
+    from penstock.signing import SignatureKey
 
 
 def save(
@@ -118,7 +122,7 @@ def save(
         ValueError: Two groups have one name, or a file has a name that is not allowed there.
         StorageError: The operating system failed an operation: disk full, read-only, …
         CannotSealError: With ``sealing``, something would stay clear: groups, small files, tensors
-            in files, pieces of tensors without a mesh, or a checkpoint in a bucket.
+            in files, or pieces of tensors without a mesh.
         KmsError: A key management service that wraps the key was not reachable.
 
     Example:
@@ -158,6 +162,7 @@ def load(
     rank: int | None = None,
     plain: bool = False,
     identities: Identities | Key | Iterable[Key] | None = None,
+    signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> Any:
     """Loads a state; every returned byte has been checked against its digest.
 
@@ -206,6 +211,10 @@ def load(
         identities: Keys that open a sealed checkpoint, as `penstock.sealing` lists them: files,
             strings, callables. A clear checkpoint is then refused. None for the file that the
             environment variable ``PENSTOCK_IDENTITIES`` names, if any, which refuses none.
+        signed_by: Public keys of which one must have signed the checkpoint, as `penstock.signing`
+            describes them: every byte that is handed out is hashed after it was read, and compared
+            with the signature. Files whose chunk hashes the checkpoint lacks, as those signed by
+            `sign` after the save, are read whole once before. None to look at no signature.
 
     Returns:
         The state, or ``into`` (rebuilt where it is a tuple). New tensors and arrays in host memory
@@ -223,6 +232,8 @@ def load(
         SealedError: The checkpoint is sealed, and there are no identities.
         NotSealedError: ``identities`` are given and the checkpoint is clear.
         WrongKeyError: None of the identities opens the checkpoint.
+        SignatureError: None of ``signed_by`` has signed the checkpoint, or a file is not the signed
+            one. `NotSignedError` if it has no signature.
         FormatVersionError: A newer Penstock wrote it.
         StateMismatchError: A key matches nothing, ``into`` does not fit, or the ranks' states form
             no single state, for example because pipeline stages use the same keys.
@@ -258,7 +269,7 @@ def load(
         allow_partial=bool(allow_partial),
         rank=rank,
         is_plain=bool(plain),
-        unsealing=Unsealing.of(identities),
+        unsealing=Unsealing.of(identities, signed_by=signed_by),
     )
     loaded = read(decode_path(path), request, options)
     state = restore_into(loaded, request)
@@ -302,9 +313,11 @@ def inspect(
     """
     where = decode_path(path)
     with gc_paused():
-        native, is_demanded = Unsealing.of(identities)
+        unsealing = Unsealing.of(identities)
         with describing_contents(where):
-            opened = _native.open(where, native, demanded=is_demanded, sealed_ok=True)
+            opened = _native.open(
+                where, unsealing.native, demanded=unsealing.is_demanded, sealed_ok=True
+            )
         return describe(opened, where)
 
 
@@ -313,19 +326,25 @@ def verify(
     *,
     options: Options | None = None,
     progress: bool | Progress = False,
+    signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> VerifyResult:
     """Reads every byte of a checkpoint and compares it with its digest.
 
-    Damage is part of the result and raises no exception.
+    Damage is part of the result and raises no exception. With ``signed_by``, so are files that are
+    not the signed ones, and files in the directory that the signature does not cover.
 
     Args:
         path: The checkpoint's directory; for a step of a store, see `CheckpointStore.verify`.
         options: How bytes move; None for ``Options()``.
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.
+        signed_by: Compare every file with a signature by one of these public keys too, as
+            `penstock.signing` describes them; None to look at no signature.
 
     Raises:
         CheckpointNotFoundError: Nothing is stored at the path.
+        SignatureError: None of ``signed_by`` has signed the manifest; `NotSignedError` if there is
+            no signature.
         FormatVersionError: A newer Penstock wrote it.
         StorageError: The operating system failed an operation.
 
@@ -336,4 +355,59 @@ def verify(
         >>> penstock.verify(path).ok
         True
     """
-    return verify_files(decode_path(path), to_native(options), progress)
+    signers = Signers.resolve(signed_by)
+    native = None if signers is None else signers.native
+    return verify_files(decode_path(path), to_native(options), progress, native)
+
+
+def sign(
+    path: str | os.PathLike[str] | bytes,
+    key: SigningKeys | SignatureKey | Iterable[SignatureKey],
+    *,
+    options: Options | None = None,
+    progress: bool | Progress = False,
+) -> SignResult:
+    """Signs a checkpoint: whoever has the public key can tell that these are its bytes.
+
+    Every file is read, compared with its digest, and hashed with BLAKE3 from the same bytes. The
+    statement about all files is signed and stored beside them. Whoever signs vouches for what is
+    there at this moment: sign what you have just saved, or what was signed before.
+
+    A signature covers every file in the directory, copies of small files and files of users too,
+    but no subdirectories. Of a sealed checkpoint it covers everything but the list of recipients, so
+    `penstock.sealing.add_recipients` and its like keep it valid.
+
+    Args:
+        path: The checkpoint's directory.
+        key: Private keys, as `penstock.signing` describes them. Each makes one signature; a
+            signature of the same kind is replaced.
+        options: How bytes move; None for ``Options()``.
+        progress: True for a bar on standard error, or a function called with the bytes done and
+            the bytes in all.
+
+    Returns:
+        The files and bytes that were signed, and the keys.
+
+    Raises:
+        KeyFileError: A text or a file is no private key that signs.
+        CheckpointNotFoundError: Nothing is stored at the path.
+        CorruptCheckpointError: The checkpoint is damaged.
+        SignatureError: The directory holds something that cannot be signed, such as a symbolic
+            link.
+        StorageError: The operating system failed an operation.
+
+    Example:
+        >>> import numpy as np, penstock, subprocess, tempfile
+        >>> home = tempfile.mkdtemp()
+        >>> command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{home}/key"]
+        >>> _ = subprocess.run(command, check=True)
+        >>> report = penstock.save(f"{home}/ckpt", {"w": np.zeros(3)})
+        >>> result = penstock.sign(f"{home}/ckpt", f"{home}/key")
+        >>> penstock.verify(f"{home}/ckpt", signed_by=f"{home}/key.pub").ok
+        True
+    """
+    where = decode_path(path)
+    keys = key if isinstance(key, SigningKeys) else SigningKeys(key)
+    with shown(progress, "signing") as update, describing_contents(where):
+        fields = _native.sign(where, keys.native, options=to_native(options), progress=update)
+    return SignResult(**{**fields, "path": where, "signers": tuple(fields["signers"])})

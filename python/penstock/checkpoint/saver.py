@@ -24,6 +24,7 @@ from penstock.common.events import observed
 from penstock.common.paths import absolute
 from penstock.common.tracing import call
 from penstock.errors import PenstockError, SaveInProgressError
+from penstock.sealing.sealing import check_sealing
 from penstock.tensors.arguments import decode_path, to_native
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.common.progress import Progress
     from penstock.options import Options
     from penstock.reports import SaveReport
+    from penstock.sealing import Sealing
 
 
 class Closing(ABC):
@@ -71,9 +73,14 @@ class Saver(Closing):
         process_group: The ranks that save together, if `torch.distributed` is initialized; None for
             all ranks. All of them call `save` and `save_async` in the same order.
         no_dist: Save without other ranks.
+        sealing: For whom each checkpoint is sealed; see `penstock.save`. None for clear ones.
+
+    Attributes:
+        sealing: The same, for later saves.
 
     Raises:
         ValueError: An argument is out of range.
+        TypeError: ``sealing`` is no `Sealing`.
 
     Example:
         >>> import numpy as np, penstock, tempfile
@@ -91,11 +98,14 @@ class Saver(Closing):
         options: Options | None = None,
         process_group: ProcessGroup | None = None,
         no_dist: bool = False,
+        sealing: Sealing | None = None,
     ) -> None:
         to_native(options)
+        check_sealing(sealing)
         self._options = options
         self._process_group = process_group
         self._no_dist = no_dist
+        self.sealing = sealing
         self._last = LastSave()
         self._arena: _native.Arena | None = None
         self._process = os.getpid()
@@ -119,7 +129,9 @@ class Saver(Closing):
             PenstockError: The error of the last save, if it has not been raised yet, or any error
                 of `penstock.save`.
         """
-        destination = _destination(path, step, metadata, overwrite, groups, files)
+        destination = _destination(
+            path, step, metadata, overwrite, groups, files, self.sealing
+        )
         return self._save(destination, state, progress)
 
     @overload
@@ -191,7 +203,7 @@ class Saver(Closing):
             PenstockError: The error of the last save, if it has not been raised yet.
         """
         return self._save_async(
-            _destination(path, step, metadata, overwrite, groups, files),
+            _destination(path, step, metadata, overwrite, groups, files, self.sealing),
             state,
             lazy=lazy,
             if_busy=if_busy,
@@ -407,12 +419,19 @@ def _destination(
     overwrite: bool,
     groups: Mapping[str, str] | None,
     files: Files | None,
+    sealing: Sealing | None,
 ) -> Destination:
     # The path is made absolute: a later change of the working directory must not move the save.
     where = absolute(decode_path(path))
     check_no_store(where)
     return Destination.of(
-        where, step=step, metadata=metadata, overwrite=overwrite, groups=groups, files=files
+        where,
+        step=step,
+        metadata=metadata,
+        overwrite=overwrite,
+        groups=groups,
+        files=files,
+        sealing=sealing,
     )
 
 

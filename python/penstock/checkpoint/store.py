@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.options import Options
     from penstock.reports import LoadReport, MirrorStatus, SaveReport
     from penstock.sealing import Identities, Key, Sealing
+    from penstock.signing import SignatureKey, Signers
 
 
 class CheckpointStore(StoredSteps, Closing):
@@ -67,6 +68,9 @@ class CheckpointStore(StoredSteps, Closing):
             None for clear steps.
         identities: Keys that open sealed steps; see `penstock.load`. Loads then refuse clear steps.
             None for the file that ``PENSTOCK_IDENTITIES`` names, if any.
+        signed_by: Public keys of which one must have signed a step; see `penstock.load`. Loads
+            refuse every other step with `SignatureError`, and never go back to an older one for
+            that. None to look at no signature.
 
     Ranks that use a store together all call `save`, `save_async` and, without a step, `load` in the
     same order; see `penstock.save`. Rank 0 deletes steps. A store may be created before the process
@@ -104,6 +108,7 @@ class CheckpointStore(StoredSteps, Closing):
         save_seconds_max: float = 3600.0,
         sealing: Sealing | None = None,
         identities: Identities | Key | Iterable[Key] | None = None,
+        signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
     ) -> None:
         # The path is made absolute: a later change of the working directory must not move the
         # store.
@@ -112,7 +117,14 @@ class CheckpointStore(StoredSteps, Closing):
             raise not_a_store(where)
         super().__init__(where, Retention(keep_last, keep_every, keep), options)
         self._saver = Saver(options=options, process_group=process_group, no_dist=no_dist)
-        self._mirrored = MirroredSteps(self._native, where, options, mirror)
+        check_sealing(sealing)
+        self._mirrored = MirroredSteps(
+            self._native,
+            where,
+            options,
+            mirror,
+            is_sealed=sealing is not None or identities is not None,
+        )
         self._run = PacedRun(
             where,
             save_every,
@@ -120,9 +132,10 @@ class CheckpointStore(StoredSteps, Closing):
             save_seconds_max=save_seconds_max,
         )
         self._saver.record(self._run)
-        check_sealing(sealing)
         self._sealing = sealing
-        self._unsealing = Unsealing.of(identities, is_demanded=sealing is not None)
+        self._unsealing = Unsealing.of(
+            identities, is_demanded=sealing is not None, signed_by=signed_by
+        )
         self._error: BaseException | None = None
         # Refuses a process group that cannot be used.
         self._ranks()
@@ -333,6 +346,7 @@ class CheckpointStore(StoredSteps, Closing):
         groups: Mapping[str, str] | None,
         files: Files | None,
     ) -> Destination:
+        self._mirrored.check_sealable(step, has_groups=bool(groups), has_files=bool(files))
         return Destination.of(
             self.path(step),
             step=step,
@@ -442,6 +456,8 @@ class CheckpointStore(StoredSteps, Closing):
             CorruptCheckpointError: Data is damaged; the message names the step to return to. With
                 ``fallback``: steps exist, or were quarantined, and none is good.
             TamperedError: Somebody without the key has changed a sealed step.
+            SignatureError: None of ``signed_by`` has signed the step, or a file is not the signed
+                one.
             FormatVersionError: A newer Penstock wrote it.
             StateMismatchError: A key matches nothing, or ``into`` does not fit.
             DeviceError: A GPU or its driver failed; see `penstock.load`.

@@ -50,6 +50,7 @@ EXIT_INTERRUPTED = 130
         "to OUT.",
         "scrub": "Read back steps of the store ROOT that were not read recently.",
         "quarantine": "Quarantine the damaged step STEP of the store ROOT.",
+        "sign": "Sign the checkpoint PATH: read every byte, and vouch for it with the key in FILE.",
         "simulate": "Simulate a cluster and its training job, from a TOML file or a preset.",
         "sweep": "Remove the leftovers of killed saves from the store ROOT.",
         "trace": "Summarize traces of PENSTOCK_TRACE=FILE, or of penstock.trace(file).",

@@ -8,6 +8,7 @@ import click
 
 import penstock
 from penstock.cli.examples import example
+from penstock.cli.keys.given import optional_recipient_option
 from penstock.cli.paths import store_at
 from penstock.cli.units import RATE
 from penstock.common.console import (
@@ -50,21 +51,37 @@ JSON: root, url, ok, sent_bytes, steps: a list of
     show_default=True,
     help="Concurrent requests.",
 )
+@optional_recipient_option
 @click.option("--list", "lists", is_flag=True, help="Send nothing; list where each step is.")
 @json_option
 def mirror(
-    root: str, url: str, every: int, rate: int | None, connections: int, lists: bool, as_json: bool
+    root: str,
+    url: str,
+    every: int,
+    rate: int | None,
+    connections: int,
+    recipients: tuple[str, ...],
+    lists: bool,
+    as_json: bool,
 ) -> int:
     """Copy complete steps of the store ROOT to URL, a bucket that lacks them.
 
-    The newest step goes first. An interrupted copy resumes where it stopped, and nothing is ever
-    deleted or replaced at URL. Exits with 1 if a step could not be copied.
+    Files are copied as they are, sealed or clear; with --recipient, copies of clear steps are
+    sealed. The newest step goes first. An interrupted copy resumes where it stopped, a sealed one
+    begins anew. Nothing is ever deleted or replaced at URL. Exits with 1 if a step could not be
+    copied.
     """
     if rate == 0:
         raise click.BadParameter("must be more than 0", param_hint="--rate")
     store = store_at(root)
     try:
-        wanted = penstock.Mirror(url, every=every, bytes_per_second=rate, connections=connections)
+        wanted = penstock.Mirror(
+            url,
+            every=every,
+            bytes_per_second=rate,
+            connections=connections,
+            sealing=penstock.Sealing(recipients) if recipients else None,
+        )
     except penstock.errors.UnsupportedPathError as error:
         raise click.BadParameter(str(error), param_hint="URL") from None
     # Imported here, as it imports NumPy, which helps do not need.

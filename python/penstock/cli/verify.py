@@ -21,6 +21,7 @@ from penstock.common.console import (
     table,
 )
 from penstock.common.file_names import FileNames
+from penstock.signing import Signers
 
 if TYPE_CHECKING:
     from penstock.checkpoint.steps.rows import StepInfo
@@ -32,6 +33,7 @@ JSON_KEYS = """\b
 JSON: path, ok, bytes_checked,
   checkpoints: a list of path, ok, bytes_checked, files, tensors, seconds,
     is_partial (salvaged, may lack tensors), is_sealed (no tag was checked),
+    signer (the key that signed it; null without --signed-by),
     problems: a list of file, offset, tensor (null where unknown), message,
       is_proven (wrong bytes; else senseless or unread),
   incomplete: the paths of steps that were never finished.
@@ -53,6 +55,7 @@ JSON with --explain: path, ok, step, described_by ("whole": manifest and
     epilog=example(
         "penstock verify /checkpoints",
         "penstock verify /checkpoints/step-0000001000 --explain",
+        "penstock verify /checkpoints --signed-by allowed_signers",
         after=JSON_KEYS,
     )
 )
@@ -63,8 +66,17 @@ JSON with --explain: path, ok, step, described_by ("whole": manifest and
     is_flag=True,
     help="Say which tensors of a damaged checkpoint are still intact.",
 )
+@click.option(
+    "--signed-by",
+    "signers",
+    metavar="FILE",
+    multiple=True,
+    help="Refuse a checkpoint that none of the public keys in FILE has signed, and compare every "
+    "file with the signature: a key in PEM, a .pub file of ssh, or allowed_signers; may be given "
+    "more than once.",
+)
 @json_option
-def verify(path: str, explains: bool, as_json: bool) -> int:
+def verify(path: str, explains: bool, signers: tuple[str, ...], as_json: bool) -> int:
     """Read every byte of PATH and compare it with its digest.
 
     PATH is a checkpoint, or a store: then all its steps are checked, except those whose save
@@ -72,14 +84,17 @@ def verify(path: str, explains: bool, as_json: bool) -> int:
     anything is wrong.
     """
     check_directory(path)
+    if explains and signers:
+        raise click.UsageError("--explain looks at no signature: give one of the two")
+    signed_by = Signers(signers) if signers else None
     if explains:
         return _explain(path, as_json=as_json)
     incomplete: list[str] = []
     if is_store(path):
-        results, incomplete = _verify_store(path, hidden=as_json)
+        results, incomplete = _verify_store(path, signed_by, hidden=as_json)
     else:
         with progress_bar("verifying", hidden=as_json) as update:
-            results = [penstock.verify(path, progress=update)]
+            results = [penstock.verify(path, progress=update, signed_by=signed_by)]
     ok = all(result.ok for result in results)
     if as_json:
         print_json(
@@ -109,7 +124,7 @@ def _explain(path: str, *, as_json: bool) -> int:
 
 
 def _verify_store(
-    root: str, *, hidden: bool
+    root: str, signed_by: Signers | None, *, hidden: bool
 ) -> tuple[list[penstock.reports.VerifyResult], list[str]]:
     """Results of steps that should be checkpoints, and paths of unfinished ones."""
     store = penstock.CheckpointStore(root)
@@ -118,7 +133,7 @@ def _verify_store(
         if info.state == "incomplete":
             incomplete.append(store.path(info.step))
         else:
-            results.append(_verify_step(store, info, hidden=hidden))
+            results.append(_verify_step(store, info, signed_by, hidden=hidden))
     if not results:
         raise penstock.errors.CheckpointNotFoundError(
             f"{root}: none of the {len(incomplete)} steps of this store was ever finished, so "
@@ -129,11 +144,11 @@ def _verify_store(
 
 
 def _verify_step(
-    store: penstock.CheckpointStore, info: StepInfo, *, hidden: bool
+    store: penstock.CheckpointStore, info: StepInfo, signed_by: Signers | None, *, hidden: bool
 ) -> penstock.reports.VerifyResult:
     try:
         with progress_bar(f"step {info.step}", hidden=hidden) as update:
-            return store.verify(info.step, progress=update)
+            return store.verify(info.step, progress=update, signed_by=signed_by)
     except penstock.PenstockError as error:
         # One unreadable step must not keep the others from being checked.
         problem = penstock.reports.Problem(file=None, offset=None, tensor=None, message=str(error))
@@ -154,6 +169,8 @@ def _print(results: list[penstock.reports.VerifyResult], incomplete: list[str]) 
     for result in results:
         count = len(result.problems)
         good = "good, partial" if result.is_partial else "good"
+        if result.signer is not None:
+            good += f", signed by {result.signer}"
         verdict = good if result.ok else f"{count} problem{'s'[: count != 1]}"
         style = "" if result.ok else "red"
         rows.add_row(result.path, verdict, size(result.bytes_checked), style=style)

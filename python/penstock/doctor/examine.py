@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.common.paths import of_bucket, tidy
-from penstock.doctor import bucket, gpu, measured, storage, system
+from penstock.doctor import bucket, gpu, measured, secrets, storage, system
 from penstock.doctor.findings import Finding
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def examine(
     if of_bucket(url):
         return Examination(url, tuple(bucket.check(url, measures=measures, progress=progress)))
     directory = Path(url)
-    looked = [*system.check(), *storage.check(directory)]
+    looked = [*system.check(), *secrets.check(), *storage.check(directory)]
     findings = [*looked, *gpu.check(directory, measures=measures, progress=progress)]
     is_usable = all(one.status != "fail" for one in findings)
     if measures and is_usable:

@@ -14,6 +14,7 @@ from penstock.reports.checks import (
     RetentionReport,
     ScrubbedStep,
     ScrubReport,
+    SignResult,
     VerifyResult,
 )
 from penstock.reports.contents import CheckpointInfo, FileInfo, MissingInfo, PieceInfo, TensorInfo
@@ -44,6 +45,7 @@ __all__ = [
     "SaveReport",
     "ScrubReport",
     "ScrubbedStep",
+    "SignResult",
     "TensorFate",
     "TensorInfo",
     "VerifyResult",

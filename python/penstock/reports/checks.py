@@ -58,6 +58,8 @@ class VerifyResult:
             from a damaged one.
         is_sealed: Whether the checkpoint is sealed. Digests cover the sealed bytes, so they find
             damage; tampering shows when the checkpoint is loaded with a key.
+        signer: The key that signed it, in public: ``SHA256:…`` of ssh, ``P-256 key …`` of OpenSSF.
+            None if no signature was asked for.
         seconds: Wall time of the whole call.
     """
 
@@ -70,6 +72,7 @@ class VerifyResult:
     seconds: float
     is_partial: bool = False
     is_sealed: bool = False
+    signer: str | None = None
 
     @property
     def gb_per_second(self) -> float:
@@ -87,7 +90,40 @@ class VerifyResult:
                 f" {in_bytes(round(1e9 * self.gb_per_second))}/s: {counted(self.tensors, 'tensor')}"
                 f" in {counted(self.files, 'file')}",
             ),
+            *([("signed by", self.signer)] if self.signer is not None else []),
             *first_of(_short(self.path, [("problem", str(one)) for one in self.problems])),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignResult:
+    """The result of signing a checkpoint.
+
+    Attributes:
+        path: The checkpoint's directory.
+        checkpoint_id: The checkpoint's id.
+        signers: The keys that signed, in public: ``SHA256:…`` of ssh, ``P-256 key …`` of OpenSSF.
+        files: Files that the signatures cover.
+        bytes_hashed: Bytes of the checkpoint that were read, verified and hashed.
+        seconds: Wall time of the whole call.
+    """
+
+    path: str
+    checkpoint_id: str
+    signers: tuple[str, ...]
+    files: int
+    bytes_hashed: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return aligned(
+            ("signed", self.path),
+            *(("by", signer) for signer in self.signers),
+            (
+                "covered",
+                f"{in_bytes(self.bytes_hashed)} in {counted(self.files, 'file')},"
+                f" in {in_seconds(self.seconds)}",
+            ),
         )
 
 

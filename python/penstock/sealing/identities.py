@@ -51,11 +51,18 @@ class Identities:
 
     __slots__ = ("native",)
 
-    native: _native.Identities
-    """The keys as the native module reads with them."""
+    native: _native.Identities | None
+    """The keys as the native module reads with them; None if there are none."""
 
     def __init__(self, identities: Key | Iterable[Key]) -> None:
         self.native = _native.Identities(to_native(identities, "identities"), CLIENTS)
+
+    @classmethod
+    def none(cls) -> Self:
+        """Returns identities without a key: they open nothing, and refuse clear checkpoints."""
+        found = cls.__new__(cls)
+        found.native = None
+        return found
 
     @classmethod
     def resolve(cls, identities: Identities | Key | Iterable[Key] | None) -> Identities | None:
@@ -91,5 +98,5 @@ class Identities:
         if not hasattr(self, "native"):
             # Shown in the traceback of a key that is none.
             return "Identities()"
-        count = self.native.count()
+        count = 0 if self.native is None else self.native.count()
         return f"Identities({count} {'key' if count == 1 else 'keys'})"

@@ -1,4 +1,4 @@
-"""A wrap for an X25519 key is an age file: a reader of the specification recovers a key from it.
+"""A wrap for an X25519 or ssh key is an age file, which age and a reader of its specification open.
 
 The reader is written from age's specification (C2SP, age.md) on primitives of `cryptography`.
 """
@@ -6,6 +6,7 @@ The reader is written from age's specification (C2SP, age.md) on primitives of `
 import base64
 import hmac
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.keywrap import aes_key_unwrap
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from conftest import REPOSITORY
 from penstock import Sealing
 from penstock.sealing import generate
 
 pytestmark = pytest.mark.quick
+
+AGE = REPOSITORY / ".cache" / "age-v1.3.1"
+"""Where `make objects-server` installs it."""
 
 _BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 
@@ -83,3 +88,43 @@ def test_a_key_of_age_keygen_opens(tmp_path):
     )
     [recipient] = Sealing([tmp_path / "keys.txt"]).recipients
     assert recipient == "age1lvyvwawkr0mcnnnncaghunadrqkmuf9e6507x9y920xxpp866cnql7dp2z"
+
+
+@pytest.fixture
+def run():
+    """Runs a program of age, and returns its output."""
+    if not (AGE / "age-keygen").exists():
+        pytest.skip("age is not installed: `make objects-server` does it with Go")
+
+    def run(program, *arguments, given=b""):
+        command = [AGE / program, *arguments]
+        return subprocess.run(command, input=given, capture_output=True, check=True).stdout
+
+    return run
+
+
+def ssh_key(path: Path, kind: str) -> Path:
+    command = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(path)]
+    subprocess.run(command, check=True)
+    return path
+
+
+def test_age_recovers_the_data_key(tmp_path, run):
+    identities = [ssh_key(tmp_path / kind, kind) for kind in ("ed25519", "rsa")]
+    recipients = [f"{identity}.pub" for identity in identities]
+    generate(tmp_path / "ours")
+    run("age-keygen", "-o", tmp_path / "theirs")
+    identities += [tmp_path / "ours", tmp_path / "theirs"]
+    recipients += identities[2:]
+    key_file = bytes(range(32))
+    sealing = Sealing([*recipients, lambda: key_file.hex()])
+    *wraps, symmetric = json.loads(sealing.wrap_new().wraps())
+    assert len(wraps) == 4
+    key = aes_key_unwrap(key_file, base64.b64decode(symmetric["key"]))
+    for wrap, identity in zip(wraps, identities, strict=True):
+        assert run("age", "-d", "-i", identity, given=base64.b64decode(wrap["key"])) == key
+
+
+def test_age_reads_our_files_of_keys(tmp_path, run):
+    recipient = generate(tmp_path / "ours")
+    assert run("age-keygen", "-y", tmp_path / "ours").decode().strip() == recipient

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -78,6 +79,19 @@ def test_an_added_recipient_opens_and_no_data_is_touched(home):
     assert not opens(home, "them")
     assert files(home / "ckpt") == before
     assert penstock.verify(home / "ckpt").ok
+
+
+def bytes_read():
+    with open("/proc/self/io") as file:
+        return int(file.readline().removeprefix("rchar: "))
+
+
+def test_recipients_of_a_large_checkpoint_take_no_more_reads(home):
+    (shard,) = (home / "ckpt").glob("shard-*")
+    os.truncate(shard, 1 << 40)
+    before = bytes_read()
+    sealing.add_recipients(home / "ckpt", [home / "you"], identities=[home / "me"])
+    assert bytes_read() - before < 1 << 20
 
 
 def test_a_recipient_is_not_added_twice(home):

@@ -4,8 +4,9 @@
 //! safe to use above it. Each carries an owner that keeps the memory alive.
 //!
 //! [`HostRegion`] copies out any byte range of the *row-major* content of a strided array. It never
-//! forms a Rust reference to the caller's memory: another thread of the caller may be writing to
-//! it, and then the copy is torn, but nothing else is.
+//! reads the caller's memory through a Rust reference: another thread of the caller may be writing
+//! to it, and then the copy is torn, but nothing else is. [`HostRegion::translate_to`] alone lends
+//! the content to a function, for ciphers, which take slices and read them in assembly.
 
 #![allow(unsafe_code)]
 
@@ -129,6 +130,34 @@ impl HostRegion {
         self.copy_with(start, dst, streaming::copy);
     }
 
+    /// Fills `dst` by `translate`, from content of the same length from byte `start` on. `None` if
+    /// the content is not contiguous.
+    ///
+    /// Other threads may be writing to the content, so `translate` must read each byte at most once
+    /// and must be no Rust code that relies on what it has read: it passes the slice to a routine
+    /// in assembly.
+    ///
+    /// # Panics
+    /// As [`copy_to`](HostRegion::copy_to).
+    pub fn translate_to<T>(
+        &self,
+        start: u64,
+        dst: &mut [u8],
+        translate: impl FnOnce(&[u8], &mut [u8]) -> T,
+    ) -> Option<T> {
+        self.check_range(start, dst.len());
+        if self.strided.is_some() || dst.is_empty() {
+            return None;
+        }
+        let start = usize::try_from(start).expect("contiguous memory fits the address space");
+        let src = self.address.wrapping_add(start);
+        // SAFETY: the range is inside the readable content (checked above), which the owner, and so
+        // `self`, keeps for the time of the call. That nobody writes to it cannot be promised; the
+        // contract above keeps `translate` from relying on it.
+        let content = unsafe { std::slice::from_raw_parts(src, dst.len()) };
+        Some(translate(content, dst))
+    }
+
     /// Replaces, in a copy `dst` of the content from byte `start` on, the bytes whose source is at
     /// `address` and after with `bytes`.
     pub(super) fn overlay(&self, start: u64, dst: &mut [u8], address: usize, bytes: &[u8]) {
@@ -151,16 +180,19 @@ impl HostRegion {
         }
     }
 
+    fn check_range(&self, start: u64, bytes: usize) {
+        let end = start.checked_add(bytes as u64);
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "{bytes} bytes from {start} reach beyond {}",
+            self.len
+        );
+    }
+
     /// Copies content into `dst`, contiguous content by `copy`, which is equivalent to `memcpy`:
     /// source, destination and length, with both sides valid and apart.
     fn copy_with(&self, start: u64, dst: &mut [u8], copy: unsafe fn(*const u8, *mut u8, usize)) {
-        let end = start.checked_add(dst.len() as u64);
-        assert!(
-            end.is_some_and(|end| end <= self.len),
-            "{} bytes from {start} reach beyond {}",
-            dst.len(),
-            self.len
-        );
+        self.check_range(start, dst.len());
         match &self.strided {
             Some(strided) => {
                 let range = start..start + dst.len() as u64;
@@ -317,6 +349,28 @@ impl fmt::Debug for HostRegionMut {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn contiguous_content_is_translated_and_other_content_is_not() {
+        let memory: Vec<u8> = (0..64).collect();
+        let address = memory.as_ptr().expose_provenance();
+        // SAFETY: all items are in the memory, which is kept.
+        let of = |shape: &[usize], strides: &[isize]| unsafe {
+            HostRegion::new(address, 1, shape, strides, Box::new(()))
+        };
+        let add = |from: &[u8], to: &mut [u8]| {
+            to.iter_mut()
+                .zip(from)
+                .for_each(|(to, from)| *to = from + 1);
+        };
+        let mut translated = [0; 4];
+        let region = of(&[8, 8], &[8, 1]);
+        assert!(region.translate_to(60, &mut translated, add).is_some());
+        assert_eq!(translated, [61, 62, 63, 64]);
+        let region = of(&[8, 8], &[1, 8]);
+        assert!(region.translate_to(60, &mut translated, add).is_none());
+        assert_eq!(translated, [61, 62, 63, 64]);
+    }
 
     #[test]
     fn what_lies_in_a_window_is_replaced_and_nothing_else() {

@@ -19,7 +19,7 @@ use crate::care::sidecar;
 use crate::care::survey::{Described, Survey, loss, survey};
 use crate::error::{Error, Result};
 use crate::format::index::INDEX;
-use crate::format::manifest::{Partial, SidecarEntry};
+use crate::format::manifest::{Manifest, Partial, SidecarEntry};
 use crate::format::name::{parse_step, step_directory};
 use crate::format::part::Missing;
 use crate::options::Options;
@@ -113,7 +113,8 @@ pub fn salvage(
         source: source.clone(),
         unverified: is_unverified,
     });
-    let committed = commit_as(attempt, &publication, partial, parts)?;
+    let adjust = |manifest: &mut Manifest| manifest.partial = partial;
+    let committed = commit_as(attempt, &publication, adjust, parts)?;
     let ranks_lost = salvage.ranks_lost();
     Ok(SalvageReport {
         id: committed.id,

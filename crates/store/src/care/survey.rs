@@ -25,7 +25,7 @@ use crate::format::part::TensorEntry;
 use crate::format::plain;
 use crate::options::Options;
 use crate::pipeline::damage::Damage;
-use crate::pipeline::read::{OnDamage, Source, read};
+use crate::pipeline::read::{Hashing, OnDamage, Source, read};
 use crate::plan::read::plan;
 use crate::progress::Progress;
 use crate::report::{Problem, Run};
@@ -78,6 +78,7 @@ impl Survey {
                         bytes,
                         chunks,
                         opener: None,
+                        hashing: Hashing::Off,
                     },
                 ));
             }

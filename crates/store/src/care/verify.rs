@@ -2,24 +2,28 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Mutex;
 use std::time::Instant;
 
 use penstock_io::file_system::Files;
 
+use crate::care::hashed::Hashed;
 use crate::care::sidecar;
 use crate::error::{Error, Result};
-use crate::format::description::{Sizes, read_manifest, read_part};
+use crate::format::description::{Sizes, read_manifest, read_part, read_part_hashed};
 use crate::format::header::{self, Header, HeaderTensor};
 use crate::format::part::{FileEntry, Part, TensorEntry};
 use crate::format::shard;
 use crate::lease::Lease;
 use crate::load::checkpoint::fetch::{open_shard, open_unseen, touched_tensor};
 use crate::load::checkpoint::global_tensors_of;
+use crate::load::signed::Signed;
 use crate::options::Options;
-use crate::pipeline::read::{OnDamage, Source, read};
+use crate::pipeline::read::{Hashing, OnDamage, Source, read};
 use crate::plan::read::plan;
 use crate::progress::Progress;
 use crate::report::{Problem, Run, VerifyReport};
+use crate::sign::{Blake3, ChunkHash, Hashes, Signers};
 
 /// First read of a file, before the length of its header is known; larger than most headers.
 const HEADER_BYTES: u64 = 64 << 10;
@@ -34,6 +38,33 @@ pub fn verify(path: &Path, options: &Options, progress: &Progress) -> Result<Ver
     verify_as(path, OnDamage::List, options, progress)
 }
 
+/// Verifies as [`verify`] does, and compares every file with a signature by one of the keys. A file
+/// that the signature does not cover is a problem too, except for what belongs to no reader of the
+/// checkpoint.
+///
+/// # Errors
+/// Those of [`verify`]; [`Error::NotSigned`] and [`Error::Signature`] if none of the keys has signed
+/// the manifest. Other files that differ are problems.
+pub fn verify_signed(
+    path: &Path,
+    signers: &Signers,
+    options: &Options,
+    progress: &Progress,
+) -> Result<VerifyReport> {
+    let mut hashed = Hashed::default();
+    let list = OnDamage::List;
+    let mut report = verify_hashed(path, list, options, progress, Some(&mut hashed))?;
+    let Some(manifest) = &hashed.manifest else {
+        return Ok(report);
+    };
+    let files = options.file_system.files();
+    let signed = Signed::find(path, files, manifest, signers)?;
+    hashed.add_others(path, files, progress)?;
+    report.problems.extend(hashed.differences(&signed));
+    report.signer = Some(signed.signer);
+    Ok(report)
+}
+
 /// Verifies as [`verify`] does; `on_damage` decides whether unreadable sectors are problems or
 /// errors.
 pub(crate) fn verify_as(
@@ -42,12 +73,27 @@ pub(crate) fn verify_as(
     options: &Options,
     progress: &Progress,
 ) -> Result<VerifyReport> {
+    verify_hashed(path, on_damage, options, progress, None)
+}
+
+/// Verifies, and hashes every file that is read for it.
+pub(super) fn verify_hashed(
+    path: &Path,
+    on_damage: OnDamage,
+    options: &Options,
+    progress: &Progress,
+    mut hashed: Option<&mut Hashed>,
+) -> Result<VerifyReport> {
     let begun = Instant::now();
     let files = options.file_system.files();
     let _lease = Lease::share_to_read(path, files);
     loop {
         let mut report = VerifyReport::default();
-        let id = verify_files(path, on_damage, options, progress, &mut report)?;
+        if let Some(hashed) = hashed.as_deref_mut() {
+            *hashed = Hashed::default();
+        }
+        let found = hashed.as_deref_mut();
+        let id = verify_files(path, on_damage, options, progress, &mut report, found)?;
         let now = || read_manifest(path, files).map(|(manifest, _)| manifest.id);
         // A file that is missing because another checkpoint replaced this one is no damage.
         let is_replaced = |id: &String| now().is_ok_and(|now| now != *id);
@@ -66,6 +112,7 @@ fn verify_files(
     options: &Options,
     progress: &Progress,
     report: &mut VerifyReport,
+    mut hashed: Option<&mut Hashed>,
 ) -> Result<Option<String>> {
     let files = options.file_system.files();
     report.files += 1;
@@ -79,7 +126,14 @@ fn verify_files(
     for entry in &manifest.parts {
         report.files += 1;
         progress.pay(entry.bytes)?;
-        if let Some(part) = or_problem(read_part(path, files, &manifest, entry), report)? {
+        let read = match &mut hashed {
+            None => read_part(path, files, &manifest, entry),
+            Some(hashed) => read_part_hashed(path, files, &manifest, entry).map(|(part, hash)| {
+                hashed.files.insert(entry.file.clone(), hash);
+                part
+            }),
+        };
+        if let Some(part) = or_problem(read, report)? {
             report.bytes_checked += entry.bytes;
             parts.push(part);
         }
@@ -87,16 +141,24 @@ fn verify_files(
     // Users may edit the copies of sidecars, so only the originals are checked.
     for entry in &manifest.sidecars {
         report.files += 1;
-        if or_problem(sidecar::read(path, files, entry), report)?.is_some() {
+        if let Some(text) = or_problem(sidecar::read(path, files, entry), report)? {
             report.bytes_checked += entry.bytes;
+            if let Some(hashed) = &mut hashed {
+                hashed.files.insert(entry.file.clone(), Blake3::of(&text));
+            }
         }
     }
     if let Some((part, _)) = Part::merge(parts) {
         or_problem(global_tensors_of(path, &part), report)?;
         report.tensors = part.tensors.len();
-        verify_shards(path, &part, on_damage, options, progress, report)?;
+        let found = hashed.as_deref_mut();
+        verify_shards(path, &part, on_damage, options, progress, report, found)?;
     }
-    Ok(Some(manifest.id))
+    let id = manifest.id.clone();
+    if let Some(hashed) = hashed {
+        hashed.manifest = Some(manifest);
+    }
+    Ok(Some(id))
 }
 
 /// Turns damage into a problem on the list; passes other errors on.
@@ -143,6 +205,7 @@ fn verify_shards(
     options: &Options,
     progress: &Progress,
     report: &mut VerifyReport,
+    hashed: Option<&mut Hashed>,
 ) -> Result<()> {
     let files = options.file_system.files();
     let bytes = part.files.iter().map(|file| file.bytes).sum();
@@ -169,6 +232,14 @@ fn verify_shards(
             numbers.push(number);
         }
     }
+    let sink = |&number: &usize| Mutex::new(vec![[0; 32]; part.files[number].chunks.len()]);
+    let sinks: Vec<Mutex<Vec<ChunkHash>>> = match &hashed {
+        Some(_) => numbers.iter().map(sink).collect(),
+        None => Vec::new(),
+    };
+    for (source, sink) in sources.iter_mut().zip(&sinks) {
+        source.hashing = Hashing::Collect(sink);
+    }
     let facts: Vec<_> = sources.iter().map(Source::facts).collect();
     let plan = plan(&facts, &[], true, settings.extent_bytes as u64);
     progress.expect(facts.iter().map(|file| file.bytes).sum());
@@ -182,6 +253,19 @@ fn verify_shards(
         &mut run,
     )?;
     report.bytes_checked += facts.iter().map(|file| file.bytes).sum::<u64>();
+    drop(sources);
+    if let Some(hashed) = hashed {
+        for (index, (sink, &number)) in sinks.into_iter().zip(&numbers).enumerate() {
+            // A damaged file is a problem already, and its hash says nothing more.
+            if outcome.damage.iter().all(|damage| damage.file != index) {
+                let hashes = Hashes(sink.into_inner().expect("no worker panics with the lock"));
+                let entry = &part.files[number];
+                hashed
+                    .files
+                    .insert(entry.name.clone(), hashes.root(entry.bytes));
+            }
+        }
+    }
     report.problems.extend(outcome.damage.iter().map(|damage| {
         let file = numbers[damage.file];
         Problem {

@@ -12,7 +12,9 @@
 //! A removed recipient can no longer open this checkpoint. It keeps the data that it has read, and a
 //! data key that it has copied.
 
+use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_io::file_system::{Change, FileSystem};
@@ -29,6 +31,12 @@ use crate::seal::{Unwrap, Wrap};
 /// How long readers and saves are waited for.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 const WAIT_PAUSE: Duration = Duration::from_millis(10);
+
+/// How often others may replace the manifest of a checkpoint in a bucket first.
+const TURNS_MAX: usize = 64;
+
+/// Held while the manifest of a checkpoint in a bucket is replaced.
+static IN_BUCKETS: Mutex<()> = Mutex::new(());
 
 /// A change of the recipients.
 pub enum Rewrap<'a> {
@@ -59,8 +67,24 @@ pub fn read(path: &Path, file_system: &dyn FileSystem) -> Result<Vec<Wrap>> {
 /// [`std::io::ErrorKind::ResourceBusy`] while others read or save the checkpoint; the system's
 /// errors.
 pub fn rewrap(path: &Path, file_system: &dyn FileSystem, change: &Rewrap<'_>) -> Result<Vec<Wrap>> {
-    let files = file_system.files();
     let _lease = lock(path, file_system)?;
+    if file_system.files().has_directories() {
+        return replace(path, file_system, change);
+    }
+    // Two calls would use the same temporary name. Those of other processes are not seen here.
+    let _turn = IN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner);
+    for _ in 1..TURNS_MAX {
+        match replace(path, file_system, change) {
+            Err(Error::Io(error)) if error.kind() == Some(ErrorKind::AlreadyExists) => {}
+            result => return result,
+        }
+    }
+    replace(path, file_system, change)
+}
+
+/// Replaces the manifest by one with other wraps, if it is still the one that is read here.
+fn replace(path: &Path, file_system: &dyn FileSystem, change: &Rewrap<'_>) -> Result<Vec<Wrap>> {
+    let files = file_system.files();
     // Read twice, as this call describes a damaged manifest and the next one says what was seen.
     read_manifest(path, files)?;
     let target = path.join(MANIFEST);

@@ -66,6 +66,8 @@ impl Error {
             | Error::WrongKey { .. }
             | Error::Tampered { .. }
             | Error::CannotSeal { .. }
+            | Error::NotSigned { .. }
+            | Error::Signature { .. }
             | Error::Key { .. } => sealing_remedy(self),
             Error::Io(error) => io_remedy(error),
             Error::Interrupted => "what was stored is as it was",
@@ -107,6 +109,13 @@ fn sealing_remedy(error: &Error) -> &'static str {
             "find out who writes to the storage, and load another checkpoint or a copy"
         }
         Error::CannotSeal { .. } => "leave that out, or save without sealing=",
+        Error::NotSigned { .. } => {
+            "find out who put it there; `penstock sign PATH --key FILE` signs one that you trust"
+        }
+        Error::Signature { .. } => {
+            "find out who writes to the storage, and load another checkpoint or a copy; `penstock \
+             sign` signs again one that you trust"
+        }
         Error::Key { source, .. } => key_remedy(source),
         _ => "",
     }

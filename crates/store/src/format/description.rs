@@ -20,6 +20,7 @@ use crate::format::part::{FileEntry, Part};
 use crate::format::plain;
 use crate::format::tombstone::{misplaced, misplaced_among};
 use crate::seal::Sha256;
+use crate::sign::Blake3;
 
 /// Limit on the size of a manifest, which names parts and holds the user's metadata: megabytes at
 /// most.
@@ -127,6 +128,27 @@ pub(crate) fn read_part(
     manifest: &Manifest,
     entry: &PartEntry,
 ) -> Result<Part> {
+    let read = read_part_with(path, files, manifest, entry, |_| ());
+    read.map(|(part, ())| part)
+}
+
+/// Reads a part as [`read_part`] does, and its hash from the same bytes.
+pub(crate) fn read_part_hashed(
+    path: &Path,
+    files: &dyn Files,
+    manifest: &Manifest,
+    entry: &PartEntry,
+) -> Result<(Part, Blake3)> {
+    read_part_with(path, files, manifest, entry, Blake3::of)
+}
+
+fn read_part_with<T>(
+    path: &Path,
+    files: &dyn Files,
+    manifest: &Manifest,
+    entry: &PartEntry,
+    look: impl Fn(&[u8]) -> T,
+) -> Result<(Part, T)> {
     let corrupt = |detail: String| Error::corrupt(path, &entry.file, detail);
     let file = path.join(&entry.file);
     let text = read_checked(path, files, &entry.file, entry.bytes)?;
@@ -155,7 +177,7 @@ pub(crate) fn read_part(
             let detail = "a checkpoint is sealed with all its parts, or not at all";
             return Err(Error::malformed(path, &entry.file, detail));
         }
-        Ok(part)
+        Ok((part, look(text)))
     })
 }
 

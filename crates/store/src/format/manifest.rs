@@ -17,6 +17,7 @@ use crate::format::name::{self, MANIFEST};
 use crate::seal::{
     Block, CIPHER, DataKey, ManifestKeys, SealingEntry, Sha256, Wrap, join_wraps, split_mac,
 };
+use crate::sign::Blake3;
 
 /// Value of a manifest's `format` member.
 pub(crate) const FORMAT: &str = "penstock-checkpoint";
@@ -56,6 +57,9 @@ pub struct Manifest {
     /// directory.
     #[serde(rename = "beside", default, skip_serializing_if = "Vec::is_empty")]
     pub sidecars: Vec<SidecarEntry>,
+    /// Identity of the clear checkpoint that this one is a sealed copy of, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_of: Option<String>,
     /// Set if the checkpoint is sealed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealing: Option<SealingEntry>,
@@ -68,6 +72,10 @@ pub struct Manifest {
     /// The text that the MAC covers.
     #[serde(skip)]
     pub(crate) covered: Vec<u8>,
+    /// The hash of the text that a signature covers: of the whole file, or of a sealed manifest up
+    /// to its MAC, as wraps are replaced.
+    #[serde(skip)]
+    pub(crate) hash: Option<Blake3>,
 }
 
 /// A sidecar and its digest.
@@ -192,7 +200,16 @@ impl Manifest {
             };
             manifest.covered = covered.to_vec();
         }
+        manifest.hash = Some(manifest.hash_of(text));
         Ok(manifest)
+    }
+
+    /// The hash that a signature of a manifest with this text lists.
+    fn hash_of(&self, text: &[u8]) -> Blake3 {
+        Blake3::of(match self.sealing {
+            Some(_) => &self.covered,
+            None => text,
+        })
     }
 
     pub(crate) fn check(&self) -> std::result::Result<(), String> {
@@ -345,10 +362,12 @@ mod tests {
                 bytes: 2,
                 digest: Digest::of(b"{}"),
             }],
+            copy_of: None,
             sealing: None,
             mac: None,
             wraps: None,
             covered: Vec::new(),
+            hash: None,
         }
     }
 

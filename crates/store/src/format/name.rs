@@ -58,6 +58,33 @@ pub(crate) fn is_sidecar(name: &str) -> bool {
         && step_of(name).is_none()
 }
 
+/// Names of the files of a signature: an OpenSSF bundle; the statement and the signature of ssh.
+pub(crate) fn bundle_file(attempt: &str) -> String {
+    format!("signature.{attempt}.json")
+}
+
+pub(crate) fn statement_file(attempt: &str) -> String {
+    format!("signed.{attempt}.json")
+}
+
+pub(crate) fn ssh_signature_file(attempt: &str) -> String {
+    format!("signed.{attempt}.sig")
+}
+
+/// All files that the signatures of an attempt can have.
+pub(crate) fn signature_files(attempt: &str) -> [String; 3] {
+    [
+        bundle_file(attempt),
+        statement_file(attempt),
+        ssh_signature_file(attempt),
+    ]
+}
+
+/// Temporary name of a file of a signature.
+pub(crate) fn temporary_signature(attempt: &str) -> String {
+    format!("signature.{attempt}.tmp")
+}
+
 /// Temporary name of a copy of a sidecar.
 pub(crate) fn temporary_copy(attempt: &str) -> String {
     format!("copy.{attempt}.tmp")
@@ -215,6 +242,8 @@ pub(crate) fn attempt_of(name: &str) -> Option<&str> {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let stem_is_ours = match stem.split('-').collect::<Vec<_>>()[..] {
         ["manifest" | "copy" | "lease"] => extension == "tmp",
+        ["signature"] => matches!(extension, "json" | "tmp"),
+        ["signed"] => matches!(extension, "json" | "sig"),
         ["fence", drawn] => is_attempt(drawn) && extension == "tmp",
         ["part", rank] => digits(rank) && matches!(extension, "json" | "tmp"),
         ["deleted", drawn] => is_attempt(drawn) && extension == "json",

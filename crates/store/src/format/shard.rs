@@ -12,6 +12,7 @@ use serde::ser::{SerializeMap, Serializer as _};
 
 use crate::format::header::{self, Header, HeaderTensor, LENGTH_BYTES};
 use crate::format::part::TensorBox;
+use crate::seal::DECOY;
 
 /// Alignment of a shard's data, and of direct I/O.
 pub const PAGE_BYTES: u64 = 4096;
@@ -37,6 +38,26 @@ pub(crate) fn encode_header_of<'a>(
     let header_bytes = padded - LENGTH_BYTES;
     bytes[..LENGTH_BYTES as usize].copy_from_slice(&header_bytes.to_le_bytes());
     bytes
+}
+
+/// Builds the header of a sealed shard of `file_bytes` bytes, of which the first `header_bytes` are
+/// the header; `None` if it is longer.
+pub(crate) fn encode_decoy(header_bytes: u64, file_bytes: u64) -> Option<Vec<u8>> {
+    let data_bytes = file_bytes.checked_sub(header_bytes)?;
+    let decoy = HeaderTensor {
+        dtype: "U8".to_owned(),
+        shape: vec![data_bytes],
+        data_offsets: (0, data_bytes),
+    };
+    let mut bytes = vec![0; LENGTH_BYTES as usize];
+    write_header_json(&mut bytes, [(DECOY, decoy)].into_iter(), &BTreeMap::new())
+        .expect("writing JSON to memory cannot fail");
+    if bytes.len() as u64 > header_bytes {
+        return None;
+    }
+    bytes.resize(header_bytes as usize, b' ');
+    bytes[..LENGTH_BYTES as usize].copy_from_slice(&(header_bytes - LENGTH_BYTES).to_le_bytes());
+    Some(bytes)
 }
 
 fn write_header_json<'a>(

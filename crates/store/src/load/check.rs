@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::load::checkpoint::Checkpoint;
 use crate::pipeline::damage::Damage;
+use crate::sign::FileHasher;
 
 /// Thread limit: a few threads reach memory bandwidth.
 const THREADS_MAX: usize = 4;
@@ -26,7 +27,8 @@ impl Checkpoint {
     /// affected tensor in `wanted` is named first.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if they differ from those saved. [`Error::Mismatch`] if they are not
+    /// [`Error::Corrupt`] if they differ from those saved, [`Error::Signature`] from those signed.
+    /// [`Error::Mismatch`] if they are not
     /// whole chunks of a file of this checkpoint.
     pub fn check(
         &self,
@@ -43,19 +45,28 @@ impl Checkpoint {
         let chunks = cut(pieces);
         let first = (start / CHUNK_BYTES) as usize;
         let digests = &files[index].chunks[first..first + chunks.len()];
-        let Some((place, found)) = first_wrong(&chunks, digests) else {
-            return Ok(());
+        let range = |place: usize| {
+            let begin = start + place as u64 * CHUNK_BYTES;
+            begin..end.min(begin + CHUNK_BYTES)
         };
-        let begin = start + place as u64 * CHUNK_BYTES;
-        let length = CHUNK_BYTES.min(end - begin);
-        let byte = digests[place].changed_byte(found, length);
-        let damage = Damage {
+        let mut damage = Damage {
             file: index,
-            range: begin..begin + length,
-            byte: byte.map(|byte| begin + byte),
+            range: 0..0,
+            byte: None,
             unreadable: None,
             is_tampered: false,
         };
+        if let Some((place, found)) = first_wrong(&chunks, digests) {
+            let range = range(place);
+            let byte = digests[place].changed_byte(found, range.end - range.start);
+            damage.byte = byte.map(|byte| range.start + byte);
+            damage.range = range;
+        } else if let Some(place) = self.first_unsigned(index, first, &chunks)? {
+            damage.range = range(place);
+            damage.is_tampered = true;
+        } else {
+            return Ok(());
+        }
         Err(self.corrupt(index, &damage, &self.tensors_in(index, wanted)))
     }
 
@@ -92,6 +103,27 @@ impl Checkpoint {
 pub(super) fn threads_for(chunks: usize) -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     cores.min(THREADS_MAX).min(chunks / CHUNKS_MIN).max(1)
+}
+
+impl Checkpoint {
+    /// The first chunk that is not the signed one, if a signature is demanded.
+    fn first_unsigned(
+        &self,
+        file: usize,
+        first: usize,
+        chunks: &[Vec<&[u8]>],
+    ) -> Result<Option<usize>> {
+        let Some(hashes) = self.learned_hashes(file)? else {
+            return Ok(None);
+        };
+        let hasher = FileHasher::new(self.part().files[file].bytes);
+        let is_wrong = |place: &usize| {
+            let index = first + place;
+            let pieces = chunks[*place].iter().copied();
+            hasher.chunk(index as u64, pieces) != hashes[index]
+        };
+        Ok((0..chunks.len()).find(is_wrong))
+    }
 }
 
 /// Groups the pieces by chunk; the first one begins a chunk.

@@ -1,6 +1,7 @@
 //! A complete checkpoint: opening it, and its contents.
 
 pub(crate) mod fetch;
+mod hashes;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -10,11 +11,12 @@ use penstock_io::trace;
 use serde_json::value::RawValue;
 
 use crate::error::{Error, Result};
-use crate::format::description::{Sizes, read_manifest, read_part};
+use crate::format::description::{Sizes, read_manifest, read_part, read_part_hashed};
 use crate::format::manifest::Manifest;
 use crate::format::name::MANIFEST;
 use crate::format::part::{FileOpener, Missing, MissingKind, Part, Rank, TensorEntry};
 use crate::lease::Lease;
+use crate::load::signed::{Signed, SignedShards};
 use crate::plan::reshard::GlobalTensors;
 use crate::seal::{DataKey, Unsealing};
 use crate::tier;
@@ -44,6 +46,8 @@ pub struct Checkpoint {
     global_tensors: GlobalTensors,
     manifest_bytes: u64,
     secrecy: Secrecy,
+    /// The signed hashes of its files, if a signature is demanded.
+    signed: Option<SignedShards>,
     file_system: Arc<dyn FileSystem>,
     lease: Mutex<Option<Lease>>,
 }
@@ -76,6 +80,8 @@ impl Checkpoint {
     /// [`Error::NotSealed`] for a clear checkpoint where a sealed one is demanded.
     /// [`Error::Key`] and [`Error::WrongKey`] if the identities do not open it,
     /// [`Error::Tampered`] if somebody without the key changed it.
+    /// With signers, [`Error::NotSigned`] and [`Error::Signature`] unless one of them has signed
+    /// it; what is loaded is compared with the signed hashes.
     pub fn open_with(
         path: &Path,
         file_system: &Arc<dyn FileSystem>,
@@ -136,12 +142,22 @@ impl Checkpoint {
         unsealing: &Unsealing,
     ) -> Result<Checkpoint> {
         let files = file_system.files();
+        let signers = unsealing.signers.as_deref();
+        let signed = signers.map(|signers| Signed::find(path, files, &manifest, signers));
+        let signed = signed.transpose()?;
         // Nothing of the manifest is used before its MAC is checked.
         let key = unseal(path, &mut manifest, unsealing)?;
         let mut parts = Vec::with_capacity(manifest.parts.len());
         let mut openers = Vec::new();
         for entry in &manifest.parts {
-            let mut part = read_part(path, files, &manifest, entry)?;
+            let mut part = match &signed {
+                None => read_part(path, files, &manifest, entry)?,
+                Some(signed) => {
+                    let (part, hash) = read_part_hashed(path, files, &manifest, entry)?;
+                    signed.check(path, &entry.file, hash)?;
+                    part
+                }
+            };
             if let Some(key) = &key {
                 openers.extend(part.unseal(key, path, &entry.file)?);
             }
@@ -156,6 +172,7 @@ impl Checkpoint {
         let global_tensors = global_tensors_of(path, &part)?;
         let sizes = Sizes::of(path, files, part.files.len());
         part.files.iter().try_for_each(|entry| sizes.check(entry))?;
+        let signed = signed.map(|signed| SignedShards::of(path, signed, &part.files));
         Ok(Checkpoint {
             path: path.to_owned(),
             manifest,
@@ -164,6 +181,7 @@ impl Checkpoint {
             global_tensors,
             manifest_bytes,
             secrecy,
+            signed: signed.transpose()?,
             file_system: Arc::clone(file_system),
             lease: Mutex::default(),
         })
@@ -283,6 +301,15 @@ impl Checkpoint {
             .chain(shards)
             .chain(sidecars)
             .collect()
+    }
+
+    /// Size and number of all files, the copies of small files included.
+    pub(crate) fn size(&self) -> (u64, usize) {
+        let files = self.files();
+        let sidecars = &self.manifest.sidecars;
+        let own_names: u64 = sidecars.iter().map(|entry| entry.bytes).sum();
+        let bytes = files.iter().map(|(_, bytes)| bytes).sum::<u64>() + own_names;
+        (bytes, files.len() + sidecars.len())
     }
 
     /// Size of all tensors.

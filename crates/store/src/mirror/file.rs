@@ -99,8 +99,10 @@ impl Copy<'_> {
             to: Arc::clone(&to),
             chunks: &entry.chunks,
             parts: missing,
+            seal: None,
         };
-        if let Some(damage) = send(&sending, &self.reads, &self.sends, self.progress)? {
+        let sent = send(&sending, &self.reads, &self.sends, self.progress)?;
+        if let Some(damage) = sent.damage {
             return Err(self.checkpoint.corrupt(file, &damage, &[]));
         }
         let target: &dyn FileSystem = self.objects.as_ref();

@@ -1,6 +1,7 @@
 //! Items of a read plan with their memory: assigns windows to pieces, and reads, digests and copies
 //! there.
 
+mod hashed;
 mod sealed;
 
 use std::ops::Range;

@@ -12,8 +12,11 @@
 //! Bytes for devices go through staging. The device copies them itself, many extents per call: a
 //! worker continues, and takes buffers back when it needs some or has nothing else to do.
 //!
-//! Bytes of sealed files go through staging. Once a chunk matches its digest it is opened on the way
-//! to its place; one that does not open is tampering.
+//! A chunk of a sealed file is opened once it matches its digest, in new memory where it was read
+//! or on the way from staging to its place. One that does not open is tampering.
+//!
+//! Chunks of a signed file are hashed where they were read, and compared with the hashes that the
+//! signature covers, before anything else is done with them.
 //!
 //! Some storage completes reads during submission (tmpfs, the page cache). A worker that detects
 //! this keeps few operations in flight, so that the bytes are still in the processor's caches when
@@ -21,6 +24,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -47,6 +51,7 @@ use crate::plan::read::{FileFacts, ReadPlan, Segment};
 use crate::progress::Progress;
 use crate::report::Run;
 use crate::seal::ShardOpener;
+use crate::sign::{ChunkHash, FileHasher};
 
 /// How long a worker waits for a buffer of others before it looks after copies to devices again.
 const TURN: Duration = Duration::from_millis(5);
@@ -61,6 +66,19 @@ pub(crate) struct Source<'a> {
     pub(crate) chunks: Option<&'a [Digest]>,
     /// Opens the file's chunks, if it is sealed and is to be opened.
     pub(crate) opener: Option<&'a ShardOpener>,
+    /// What is done with the hashes of the file's chunks.
+    pub(crate) hashing: Hashing<'a>,
+}
+
+/// What a read does with the hash of each chunk, of the bytes as they are stored.
+#[derive(Clone, Copy)]
+pub(crate) enum Hashing<'a> {
+    /// None is made.
+    Off,
+    /// They are those of a signed file: a chunk with another one was exchanged.
+    Compare(&'a [ChunkHash]),
+    /// They are kept, by the chunk's index.
+    Collect(&'a Mutex<Vec<ChunkHash>>),
 }
 
 impl Source<'_> {
@@ -452,6 +470,30 @@ impl<'a> Worker<'a> {
         });
     }
 
+    /// Hashes the chunks of an item that could be read; returns the first one that is not the signed
+    /// one.
+    fn hash(&self, item: &PlacedItem) -> Option<Range<u64>> {
+        let source = &self.sources[item.file];
+        if matches!(source.hashing, Hashing::Off) || item.unreadable.is_some() {
+            return None;
+        }
+        let _span = trace::span("hash");
+        let mut wrong = None;
+        let hasher = FileHasher::new(source.bytes);
+        item.hash_chunks(&hasher, |index, range, hash| match source.hashing {
+            Hashing::Off => {}
+            Hashing::Compare(hashes) => {
+                if hashes[index] != hash && wrong.is_none() {
+                    wrong = Some(range);
+                }
+            }
+            Hashing::Collect(hashes) => {
+                hashes.lock().expect("no worker panics with the lock")[index] = hash;
+            }
+        });
+        wrong
+    }
+
     /// Verifies a complete item and copies its bytes to their places.
     fn finish(&mut self, mut item: PlacedItem) -> Result<()> {
         item.place_reread();
@@ -480,6 +522,15 @@ impl<'a> Worker<'a> {
                 return Ok(());
             }
         }
+        if let (Some(range), true) = (self.hash(&item), damaged.is_empty()) {
+            if !is_verified {
+                item.retry(&source.file);
+                return self.start(item);
+            }
+            self.tally.damage.push(tampered(item.file, range));
+            self.halt.stop();
+            return Ok(());
+        }
         if let (Some(opener), true) = (source.opener, damaged.is_empty()) {
             let span = trace::span("open sealed");
             let opened = item.open(opener);
@@ -489,13 +540,7 @@ impl<'a> Worker<'a> {
                     item.retry(&source.file);
                     return self.start(item);
                 }
-                self.tally.damage.push(Damage {
-                    file: item.file,
-                    range,
-                    byte: None,
-                    unreadable: None,
-                    is_tampered: true,
-                });
+                self.tally.damage.push(tampered(item.file, range));
                 self.halt.stop();
                 return Ok(());
             }
@@ -509,6 +554,17 @@ impl<'a> Worker<'a> {
         }
         self.halt.progress.advance(bytes);
         Ok(())
+    }
+}
+
+/// A chunk that matches its digest and belongs elsewhere.
+fn tampered(file: usize, range: Range<u64>) -> Damage {
+    Damage {
+        file,
+        range,
+        byte: None,
+        unreadable: None,
+        is_tampered: true,
     }
 }
 

@@ -3,6 +3,9 @@
 //! One thread does both, with an engine for each side: local storage reads a part in less time than
 //! a request takes, and background work should use one core at most. One staging buffer holds a
 //! part from its read to the response, so memory is bounded by the queue depth.
+//!
+//! A file that is sent sealed is sealed in that buffer, after it was verified. Requests that are
+//! repeated send the buffer again; a part is never sealed a second time.
 
 use std::io;
 use std::ops::Range;
@@ -24,6 +27,7 @@ use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::options::Settings;
 use crate::progress::Progress;
 use crate::report::Run;
+use crate::seal::{ShardSealer, Tag};
 
 /// Longest wait for a response before cancellation is checked.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
@@ -36,15 +40,34 @@ pub(crate) struct Sending<'a> {
     pub(crate) chunks: &'a [Digest],
     /// The byte ranges to send, one per part.
     pub(crate) parts: Vec<Range<u64>>,
+    /// How the file is sealed; `None` to send it as it is.
+    pub(crate) seal: Option<Seal<'a>>,
 }
 
-/// Sends parts of a file; returns damage found in it, after which nothing more is sent.
+/// A file that is sealed on its way.
+pub(crate) struct Seal<'a> {
+    pub(crate) sealer: &'a ShardSealer,
+    /// Takes the place of the first bytes, and stays clear.
+    pub(crate) header: &'a [u8],
+}
+
+/// The outcome of sending a file.
+#[derive(Debug, Default)]
+pub(crate) struct Sent {
+    /// Damage found in it, after which nothing more was sent.
+    pub(crate) damage: Option<Damage>,
+    /// Digests and tags of the sealed chunks, in order; none of a file that was sent as it is.
+    pub(crate) digests: Vec<Digest>,
+    pub(crate) tags: Vec<Tag>,
+}
+
+/// Sends parts of a file, in order.
 pub(crate) fn send(
     sending: &Sending<'_>,
     reads: &Settings,
     sends: &Settings,
     progress: &Progress,
-) -> Result<Option<Damage>> {
+) -> Result<Sent> {
     let work = |halt: &Halt<'_>| {
         let _row = trace::enter(Role::Mirror);
         let _span = trace::span("send");
@@ -57,11 +80,13 @@ pub(crate) fn send(
             source: open_engine(reads, &mut run)?,
             target: open_engine(sends, &mut run)?,
             completed: Vec::new(),
+            sent: Sent::default(),
         };
-        sender.run()
+        sender.run()?;
+        Ok(sender.sent)
     };
-    let found = run_workers(1, progress, work)?;
-    Ok(found.into_iter().flatten().next())
+    let sent = run_workers(1, progress, work)?;
+    Ok(sent.into_iter().next().expect("one worker ran"))
 }
 
 /// The digest of a byte range whose ends are chunk boundaries or the end of the file.
@@ -71,6 +96,22 @@ pub(crate) fn digest_of(chunks: &[Digest], range: &Range<u64>) -> Digest {
     Digest::of_chunks(&chunks[first..end], range.end - range.start)
 }
 
+impl Seal<'_> {
+    /// Seals the chunks from byte `start` of the file on, in place.
+    fn apply(&self, start: u64, bytes: &mut [u8]) -> Result<(Vec<Digest>, Vec<Tag>)> {
+        if start == 0 {
+            bytes[..self.header.len()].copy_from_slice(self.header);
+        }
+        let (mut digests, mut tags) = (Vec::new(), Vec::new());
+        let chunks = bytes.chunks_mut(CHUNK_BYTES as usize);
+        for (index, chunk) in (start / CHUNK_BYTES..).zip(chunks) {
+            tags.push(self.sealer.seal(index, chunk)?);
+            digests.push(Digest::of(chunk));
+        }
+        Ok((digests, tags))
+    }
+}
+
 struct Sender<'a> {
     sending: &'a Sending<'a>,
     sends: &'a Settings,
@@ -78,10 +119,11 @@ struct Sender<'a> {
     source: WholeTransfers,
     target: WholeTransfers,
     completed: Vec<Completion>,
+    sent: Sent,
 }
 
 impl Sender<'_> {
-    fn run(&mut self) -> Result<Option<Damage>> {
+    fn run(&mut self) -> Result<()> {
         for range in &self.sending.parts {
             if !self.halt.check_running()? {
                 break;
@@ -91,15 +133,18 @@ impl Sender<'_> {
             }
             self.halt.progress.pay(range.end - range.start)?;
             match self.read(range)? {
-                Ok(buf) => self.submit(range, buf),
-                Err(damage) => return Ok(Some(damage)),
+                Ok(buf) => self.submit(range, buf)?,
+                Err(damage) => {
+                    self.sent.damage = Some(damage);
+                    return Ok(());
+                }
             }
             self.collect(0, None)?;
         }
         while self.target.in_flight() > 0 {
             self.wait()?;
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Reads a part. If it does not match its digests, it is read once more, bypassing the page
@@ -152,9 +197,18 @@ impl Sender<'_> {
         Ok(buf)
     }
 
-    fn submit(&mut self, range: &Range<u64>, buf: IoBuf) {
+    fn submit(&mut self, range: &Range<u64>, mut buf: IoBuf) -> Result<()> {
         let Sending { to, chunks, .. } = self.sending;
-        to.expect(range.start, || digest_of(chunks, range).0);
+        match &self.sending.seal {
+            None => to.expect(range.start, || digest_of(chunks, range).0),
+            Some(seal) => {
+                let (digests, tags) = seal.apply(range.start, buf.as_mut_slice())?;
+                let bytes = range.end - range.start;
+                to.expect(range.start, || Digest::of_chunks(&digests, bytes).0);
+                self.sent.digests.extend(digests);
+                self.sent.tags.extend(tags);
+            }
+        }
         let op = Op {
             token: range.end - range.start,
             file: Arc::clone(to),
@@ -164,6 +218,7 @@ impl Sender<'_> {
             },
         };
         submit(&mut self.target, op);
+        Ok(())
     }
 
     /// Waits for a response, checking for cancellation meanwhile.

@@ -36,6 +36,7 @@ use self::state::StagingState;
 use super::Halt;
 use crate::error::{Error, Result};
 use crate::plan::write::WritePlan;
+use crate::seal::ShardSealer;
 
 pub(super) use self::state::Filled;
 
@@ -152,8 +153,14 @@ impl StagingQueue {
     }
 
     /// The next extent for a worker to write. With `may_wait`, which only a worker without
-    /// operations in flight sets, it is never [`Next::Later`].
-    pub(super) fn next(&self, may_wait: bool, halt: &Halt<'_>) -> Result<Next> {
+    /// operations in flight sets, it is never [`Next::Later`]. An extent that is copied for this
+    /// worker is sealed on the way as far as it can be, if there are sealers, one for each shard.
+    pub(super) fn next(
+        &self,
+        may_wait: bool,
+        halt: &Halt<'_>,
+        sealers: &[ShardSealer],
+    ) -> Result<Next> {
         let patience = if may_wait { TURN } else { Duration::ZERO };
         while halt.check_running()? {
             let mut state = self.lock();
@@ -183,7 +190,7 @@ impl StagingQueue {
                 let taken = self.pool.take_timeout(patience)?;
                 drop(span);
                 if let Some(buf) = taken {
-                    if let Some(filled) = self.fill(buf)? {
+                    if let Some(filled) = self.fill(buf, sealers)? {
                         return Ok(Next::Filled(filled));
                     }
                 } else if may_wait && is_staged_beside {
@@ -205,11 +212,11 @@ impl StagingQueue {
     }
 
     /// Copies the next extent for a worker, if one is left.
-    fn fill(&self, buf: IoBuf) -> Result<Option<Filled>> {
+    fn fill(&self, buf: IoBuf, sealers: &[ShardSealer]) -> Result<Option<Filled>> {
         let Some(mut claim) = self.claim(1, false) else {
             return Ok(None);
         };
-        claim.copy(buf).map(Some)
+        claim.copy(buf, sealers).map(Some)
     }
 
     /// Hands a staged extent to the workers.
@@ -295,7 +302,7 @@ mod tests {
             }
             assert!(!staging_queue.wait(Some(Duration::from_millis(10))));
             assert!(!staging.is_finished() && !lent.is_returned());
-            claim.copy(buf).unwrap();
+            claim.copy(buf, &[]).unwrap();
             drop(claim);
             staging.join().unwrap().unwrap();
             assert!(lent.is_returned());
@@ -310,19 +317,25 @@ mod tests {
         let progress = crate::Progress::default();
         let halt = Halt::new(&progress);
         let mut claim = staging_queue.claim(4, true).unwrap();
-        assert!(matches!(staging_queue.next(false, &halt), Ok(Next::Later)));
+        assert!(matches!(
+            staging_queue.next(false, &halt, &[]),
+            Ok(Next::Later)
+        ));
         for number in 0..4 {
-            let filled = claim.copy(staging_queue.pool.take().unwrap()).unwrap();
+            let filled = claim.copy(staging_queue.pool.take().unwrap(), &[]).unwrap();
             assert_eq!(filled.number, number);
             staging_queue.push(filled);
         }
         drop(claim);
         assert!(lent.is_returned());
         for number in 0..4 {
-            let next = staging_queue.next(true, &halt).unwrap();
+            let next = staging_queue.next(true, &halt, &[]).unwrap();
             assert!(matches!(next, Next::Filled(filled) if filled.number == number));
         }
-        assert!(matches!(staging_queue.next(true, &halt), Ok(Next::End)));
+        assert!(matches!(
+            staging_queue.next(true, &halt, &[]),
+            Ok(Next::End)
+        ));
     }
 
     /// Otherwise the save could be committed before the check finds that a tensor was changed, and
@@ -342,12 +355,15 @@ mod tests {
         staging_queue.copy_runs().unwrap();
         for _ in 0..4 {
             assert!(matches!(
-                staging_queue.next(true, &halt),
+                staging_queue.next(true, &halt, &[]),
                 Ok(Next::Filled(_))
             ));
         }
         let watch = staging_queue.lock().begin_check().unwrap();
-        assert!(matches!(staging_queue.next(false, &halt), Ok(Next::Later)));
+        assert!(matches!(
+            staging_queue.next(false, &halt, &[]),
+            Ok(Next::Later)
+        ));
         assert!(!staging_queue.wait(Some(Duration::from_millis(10))));
         thread::scope(|scope| {
             let second = scope.spawn(|| staging_queue.queue());
@@ -360,7 +376,7 @@ mod tests {
             second.join().unwrap().unwrap();
         });
         assert!(matches!(
-            staging_queue.next(true, &halt),
+            staging_queue.next(true, &halt, &[]),
             Err(Error::Interrupted)
         ));
         assert_eq!(staging_queue.source_modified(), Some(0));

@@ -1,8 +1,8 @@
 //! Saving: extents are filled from the tensors, digested in the staging buffer, and written.
 //!
 //! The copy into the buffer is the only one (see `super::staging_queue`). The worker that writes the buffer
-//! digests it there; in a sealed save it seals each chunk in place before, while the chunk is in a
-//! cache. While the queue is full, the worker fills some more extents, so that a device
+//! digests it there; in a sealed save it first seals the chunks that were not sealed on the way
+//! there, in place. While the queue is full, the worker fills some more extents, so that a device
 //! that completes many requests at once receives the next ones immediately. Few of them, since
 //! recently used staging memory is still in a cache. Device copies run in the background, so more
 //! of those are requested ahead.
@@ -136,7 +136,7 @@ impl Worker<'_> {
             let has_none = self.engine.in_flight() == 0 && self.device_to_host.is_empty();
             // The device's queue is full: time to fill the next extents.
             if has_more && self.device_to_host.len() + self.filled.len() < ahead_max {
-                match self.staging_queue.next(has_none, self.halt)? {
+                match self.staging_queue.next(has_none, self.halt, self.sealers)? {
                     Next::Filled(filled) => {
                         self.device_to_host.push_back(filled);
                         continue;
@@ -171,13 +171,13 @@ impl Worker<'_> {
 
     /// Waits for the next extent, and digests it.
     fn digest_next(&mut self) -> Result<()> {
-        if let Some(Filled { number, buf }) = self.device_to_host.pop_front() {
-            self.digest(number, buf.wait()?)?;
+        if let Some(Filled { number, buf, tags }) = self.device_to_host.pop_front() {
+            self.digest(number, buf.wait()?, &tags)?;
         }
         Ok(())
     }
 
-    fn digest(&mut self, number: u64, mut buf: IoBuf) -> Result<()> {
+    fn digest(&mut self, number: u64, mut buf: IoBuf, sealed: &[Option<Tag>]) -> Result<()> {
         let _span = trace::span("digest");
         let extent = self.plan.extent(number);
         let bytes = extent.bytes();
@@ -185,7 +185,7 @@ impl Worker<'_> {
             None => (digest_chunks(&buf.as_slice()[..bytes]), Vec::new()),
             Some(sealer) => {
                 let first = extent.range.start / CHUNK_BYTES;
-                seal_chunks(sealer, first, &mut buf.as_mut_slice()[..bytes])?
+                seal_chunks(sealer, first, &mut buf.as_mut_slice()[..bytes], sealed)?
             }
         };
         let file = &self.files[extent.shard];
@@ -234,16 +234,26 @@ impl Worker<'_> {
     }
 }
 
-/// Seals chunks in place, from number `first` on, and digests each as it is stored.
+/// Seals the chunks that have no tag yet in place, from number `first` on, and digests each as it is
+/// stored.
 fn seal_chunks(
     sealer: &ShardSealer,
     first: u64,
     bytes: &mut [u8],
+    sealed: &[Option<Tag>],
 ) -> Result<(Vec<Digest>, Vec<Tag>)> {
     let chunks = bytes.len().div_ceil(CHUNK_BYTES as usize);
     let (mut digests, mut tags) = (Vec::with_capacity(chunks), Vec::with_capacity(chunks));
-    for (index, chunk) in (first..).zip(bytes.chunks_mut(CHUNK_BYTES as usize)) {
-        tags.push(sealer.seal(index, chunk)?);
+    let sealed = sealed.iter().copied().chain(std::iter::repeat(None));
+    let chunks = bytes.chunks_mut(CHUNK_BYTES as usize).zip(sealed);
+    for (index, (chunk, tag)) in (first..).zip(chunks) {
+        tags.push(match tag {
+            Some(tag) => tag,
+            None => {
+                let _span = trace::span("seal");
+                sealer.seal(index, chunk)?
+            }
+        });
         digests.push(Digest::of(chunk));
     }
     Ok((digests, tags))

@@ -275,7 +275,11 @@ mod tests {
                 let mut at = item.range.start;
                 let mut staged = 0;
                 let is_direct = |piece: &FileRange| matches!(piece.to, Destination::Direct(_));
-                prop_assert!(!file.is_sealed || !item.pieces.iter().any(is_direct));
+                if file.is_sealed && item.pieces.iter().any(is_direct) {
+                    prop_assert_eq!(item.pieces.len(), 1);
+                    let to = item.pieces[0].to;
+                    prop_assert!(matches!(to, Destination::Direct(Owner::Segment(_))));
+                }
                 for piece in &item.pieces {
                     prop_assert_eq!(piece.range.start, at);
                     prop_assert!(piece.range.end > at);

@@ -189,6 +189,7 @@ impl LinkedFile {
             chunk_bytes: CHUNK_BYTES,
             chunks: self.chunks.clone(),
             sealed: None,
+            blake3: None,
         }
     }
 

@@ -183,27 +183,13 @@ impl PlannedWrite {
         tree: Option<Box<RawValue>>,
     ) -> Result<PartEntry> {
         let mut part = self.part(shards, rank, attempt.id(), tree);
-        part.check().map_err(unreadable)?;
-        GlobalTensors::new(&part.tensors).map_err(|conflict| unreadable(conflict.to_string()))?;
-        if let (Some(sealing), Some(salt)) = (attempt.sealing(), salt) {
-            let first = self.plan.shards.len();
-            let linked = (first..).zip(&self.linked.files);
-            for (number, file) in linked {
-                let sealed = file.sealed(sealing, &salt, attempt.id(), rank, number as u32);
+        if let (Some(sealing), Some(salt)) = (attempt.sealing(), &salt) {
+            for (number, file) in (self.plan.shards.len()..).zip(&self.linked.files) {
+                let sealed = file.sealed(sealing, salt, attempt.id(), rank, number as u32);
                 part.files[number].sealed = sealed;
             }
-            part.seal(sealing, salt);
         }
-        let mut text = serde_json::to_vec(&part).expect("a part always serialises");
-        text.push(b'\n');
-        attempt.write_part(rank, &text)?;
-        Ok(PartEntry {
-            rank,
-            file: name::part_file(rank, attempt.id()),
-            bytes: text.len() as u64,
-            digest: Digest::of(&text),
-            sha256: self.is_sealed.then(|| Sha256::of(&text)),
-        })
+        put_part(attempt, part, salt)
     }
 
     fn part(
@@ -228,6 +214,7 @@ impl PlannedWrite {
                     tags: Tags(tags),
                     blocks: None,
                 }),
+                blake3: None,
             }
         };
         let mut files: Vec<_> = shards.into_iter().enumerate().map(written).collect();
@@ -276,6 +263,29 @@ impl PlannedWrite {
             phases,
         }
     }
+}
+
+/// Checks a part, seals it if the attempt has a key, and writes it with its shards' names.
+pub(crate) fn put_part(
+    attempt: &mut Attempt,
+    mut part: Part,
+    salt: Option<Block>,
+) -> Result<PartEntry> {
+    part.check().map_err(unreadable)?;
+    GlobalTensors::new(&part.tensors).map_err(|conflict| unreadable(conflict.to_string()))?;
+    if let (Some(sealing), Some(salt)) = (attempt.sealing(), salt) {
+        part.seal(sealing, salt);
+    }
+    let mut text = serde_json::to_vec(&part).expect("a part always serialises");
+    text.push(b'\n');
+    attempt.write_part(part.rank, &text)?;
+    Ok(PartEntry {
+        rank: part.rank,
+        file: name::part_file(part.rank, attempt.id()),
+        bytes: text.len() as u64,
+        digest: Digest::of(&text),
+        sha256: part.sealed.is_some().then(|| Sha256::of(&text)),
+    })
 }
 
 /// A shard whose bytes are written.

@@ -215,6 +215,22 @@ mod tests {
     }
 
     #[test]
+    fn a_chunk_is_sealed_alike_in_place_and_on_the_way() {
+        let (bytes, _, tags) = sealed();
+        let mut chunk = [0; 64];
+        let tag = sealer().seal_to(1, &text()[64..128], &mut chunk).unwrap();
+        assert_eq!((&chunk[..], tag), (&bytes[64..128], tags[1]));
+    }
+
+    #[test]
+    #[should_panic(expected = "sealed once")]
+    fn a_chunk_that_was_sealed_on_the_way_is_not_sealed_again() {
+        let sealer = sealer();
+        sealer.seal_to(1, &[1; 64], &mut [0; 64]).unwrap();
+        sealer.seal(1, &mut [1; 64]).unwrap();
+    }
+
+    #[test]
     #[should_panic(expected = "sealed once")]
     fn a_chunk_is_sealed_once() {
         let sealer = sealer();

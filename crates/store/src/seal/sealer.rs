@@ -55,6 +55,36 @@ impl ShardSealer {
     /// # Panics
     /// If the chunk was sealed before.
     pub(crate) fn seal(&self, index: u64, chunk: &mut [u8]) -> Result<Tag> {
+        let nonce = self.use_up(index)?;
+        let header_bytes = if index == 0 { self.header_bytes } else { 0 };
+        let (header, text) = chunk.split_at_mut(header_bytes);
+        let tag = self
+            .cipher
+            .seal_in_place_separate_tag(nonce, Aad::from(&*header), text)
+            .expect("a chunk is far shorter than 64 GiB");
+        Ok(tag.as_ref().try_into().expect("tags have 16 bytes"))
+    }
+
+    /// Seals a chunk without a header from `text` into `sealed`, and returns its tag. Another
+    /// thread may be writing to `text`: only the cipher reads it, each byte once.
+    ///
+    /// # Errors
+    /// As [`seal`](ShardSealer::seal).
+    ///
+    /// # Panics
+    /// As [`seal`](ShardSealer::seal), if the lengths differ, or for the chunk of the header.
+    pub(crate) fn seal_to(&self, index: u64, text: &[u8], sealed: &mut [u8]) -> Result<Tag> {
+        assert!(index > 0, "the header stays clear");
+        let nonce = self.use_up(index)?;
+        let mut tag = Tag::default();
+        self.cipher
+            .seal_out_of_place_scatter(nonce, Aad::empty(), text, sealed, &[], &mut tag)
+            .expect("a chunk is as long as its place, and far shorter than 64 GiB");
+        Ok(tag)
+    }
+
+    /// The nonce of a chunk, for its only message.
+    fn use_up(&self, index: u64) -> Result<Nonce> {
         if process::id() != self.process {
             let process = self.process;
             return Err(Error::Io(penstock_io::Error::Forked { process }));
@@ -65,13 +95,6 @@ impl ShardSealer {
         assert!(before & bit == 0, "chunk {index} is sealed once");
         let nonce = nonce_of(&self.keys.nonce, index);
         self.sealing.witness(self.keys.key.as_slice(), nonce);
-        let header_bytes = if index == 0 { self.header_bytes } else { 0 };
-        let (header, text) = chunk.split_at_mut(header_bytes);
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        let tag = self
-            .cipher
-            .seal_in_place_separate_tag(nonce, Aad::from(&*header), text)
-            .expect("a chunk is far shorter than 64 GiB");
-        Ok(tag.as_ref().try_into().expect("tags have 16 bytes"))
+        Ok(Nonce::assume_unique_for_key(nonce))
     }
 }

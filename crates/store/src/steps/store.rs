@@ -243,6 +243,19 @@ impl Store {
         }
     }
 
+    /// The id of the checkpoint that a step is a sealed copy of; `None` if it is none, or cannot be
+    /// read. Nobody vouches for it without a key.
+    pub fn copy_of(&self, step: u64) -> Result<Option<String>> {
+        let path = self.step_path(step);
+        match read_manifest(&path, self.files()) {
+            Ok((manifest, _)) => {
+                check_belongs(&path, &manifest, step)?;
+                Ok(manifest.copy_of.filter(|_| manifest.sealing.is_some()))
+            }
+            Err(_) => Ok(None),
+        }
+    }
+
     /// Removes a step, complete or not, and returns the bytes freed. Files that no attempt wrote
     /// stay, and the directory with them.
     ///

@@ -74,6 +74,16 @@ fn read_plans() {
 }
 
 #[test]
+fn wraps_of_strangers() {
+    run("wraps", checks::keys::wraps);
+}
+
+#[test]
+fn files_of_keys() {
+    run("keys", checks::keys::keys);
+}
+
+#[test]
 fn open() {
     let root = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::new(root.path());

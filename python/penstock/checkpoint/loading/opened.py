@@ -91,6 +91,7 @@ class OpenCheckpoint:
         IncompleteCheckpointError: The save there never finished.
         CorruptCheckpointError: The checkpoint is damaged, or not a Penstock checkpoint.
         SealedError: The checkpoint is sealed.
+        SignatureError: No accepted key has signed it.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class OpenCheckpoint:
     ) -> None:
         self.path = path
         # A checkpoint that was opened while steps were listed is not unsealed.
-        if native is None or native.is_closed or unsealing.is_demanded:
+        if native is None or native.is_closed or unsealing.refuses_some:
             with describing_contents(path):
                 native = unsealing.open(path)
         self.native = native

@@ -42,9 +42,10 @@ def compared(root: str, mirror: Mirror) -> list[StepCopies]:
     there = {step: state for step, state, _ in remote.steps()}
     for step in here.keys() & there.keys():
         if here[step] == there[step] == "complete":
-            ours, theirs = local.identity(step), remote.identity(step)
-            # A checkpoint that cannot be read now is not compared.
-            if None not in (ours, theirs) and ours != theirs:
+            ours, theirs = local.identity(step), identity_there(remote, step, mirror)
+            # A checkpoint that cannot be read now is not compared. A clear one is no sealed copy.
+            is_unread = ours is None or (theirs is None and mirror.sealing is None)
+            if not is_unread and ours != theirs:
                 there[step] = "another"
     return [
         StepCopies(step=step, here=here.get(step), there=there.get(step))
@@ -66,12 +67,21 @@ def mirror_step(
         fields = _native.mirror(
             local.step_path(step),
             remote.step_path(step),
+            sealing=None if mirror.sealing is None else mirror.sealing.wrap_new(),
             bytes_per_second=mirror.bytes_per_second,
             connections=mirror.connections,
             options=to_native(options),
             progress=update,
         )
     return MirrorReport(**fields)
+
+
+def identity_there(remote: _native.Store, step: int, mirror: Mirror) -> str | None:
+    """Returns the identity of the local step that a mirror has a copy of.
+
+    A sealed copy has an identity of its own, and names the step's; None where it does not.
+    """
+    return remote.identity(step) if mirror.sealing is None else remote.copy_of(step)
 
 
 @contextmanager

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.checkpoint.loading.dcp_files import drop_mark
-from penstock.checkpoint.mirroring.copy_step import explaining_conflict
+from penstock.checkpoint.mirroring.copy_step import explaining_conflict, identity_there
 from penstock.common import events
 from penstock.common.tracing import call
 from penstock.errors import (
+    CannotSealError,
     CheckpointExistsError,
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -56,6 +57,7 @@ _TOLD_MAX = 5
 """Largest number of steps named at the end of the process."""
 
 _REFUSALS = (
+    CannotSealError,
     CorruptCheckpointError,
     CheckpointExistsError,
     FormatVersionError,
@@ -277,12 +279,14 @@ class Follower:
             if self._is_closed:
                 return False
             self._job = (step, job)
+        sealing = self.mirror.sealing
         began = time.perf_counter()
         try:
             with explaining_conflict(self.remote.step_path(step)):
                 fields = job.run(
                     self._store.step_path(step),
                     self.remote.step_path(step),
+                    sealing=None if sealing is None else sealing.wrap_new(),
                     bytes_per_second=self.mirror.bytes_per_second,
                     connections=self.mirror.connections,
                     nice=_NICE,
@@ -348,7 +352,7 @@ class Follower:
             if checkpoint_id is None or not self.mirror.is_due(step):
                 continue
             # Checked at the mirror just now, whoever wrote it.
-            if self.remote.identity(step) != checkpoint_id:
+            if identity_there(self.remote, step, self.mirror) != checkpoint_id:
                 continue
             if self.remote.state(step) != "complete":
                 continue

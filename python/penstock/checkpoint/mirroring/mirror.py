@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock.common.option_kinds import Number
 from penstock.common.paths import of_bucket
 from penstock.errors import UnsupportedPathError
+from penstock.sealing.identities import Identities
+from penstock.sealing.sealing import Sealing, check_sealing
+from penstock.sealing.unsealing import Unsealing
 from penstock.tensors.arguments import STEP_MAX, decode_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.sealing import Key
 
 _EVERY = Number(1, STEP_MAX, "steps", is_open=False)
 _KEEP_LOCAL = Number(1, STEP_MAX, "steps")
@@ -32,10 +40,16 @@ class Mirror:
         bytes_per_second: Upper bound of the send rate; None for no bound.
         connections: Number of concurrent requests. Each holds a part of an upload in memory, 8 MiB
             unless `penstock.Remote` sets another size.
+        sealing: For whom copies of clear steps are sealed; see `penstock.save`. Loads then refuse
+            clear copies at the mirror. None to copy the files of a step as they are, which a store
+            with ``sealing`` has sealed already.
+        identities: Keys that open the copies that ``sealing`` seals; see `penstock.load`. None for
+            the file that ``PENSTOCK_IDENTITIES`` names, if any.
 
     Raises:
         UnsupportedPathError: ``url`` is not the URL of a bucket.
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range, or ``identities`` are given without ``sealing``.
+        KeyFileError: An identity is no secret key.
 
     Example:
         >>> import penstock
@@ -49,6 +63,8 @@ class Mirror:
     wait: Literal["never", "commit"] = "never"
     bytes_per_second: int | None = None
     connections: int = 8
+    sealing: Sealing | None = None
+    identities: Identities | Key | Iterable[Key] | None = None
 
     def __post_init__(self) -> None:
         url = decode_path(self.url)
@@ -63,6 +79,23 @@ class Mirror:
         _CONNECTIONS.check("connections", self.connections)
         if self.wait not in ("never", "commit"):
             raise ValueError(f"wait={self.wait!r}: must be one of 'never', 'commit'")
+        check_sealing(self.sealing)
+        if self.identities is None:
+            return
+        if self.sealing is None:
+            raise ValueError(
+                "identities=: they open the copies that Mirror(sealing=) seals; give those that "
+                "open the steps of a store to the store"
+            )
+        # Read now, so that a wrong key stops a run at its begin.
+        object.__setattr__(self, "identities", Identities.resolve(self.identities))
+
+    @property
+    def unsealing(self) -> Unsealing | None:
+        """How copies are opened; None to open them as the store's own steps."""
+        if self.sealing is None:
+            return None
+        return Unsealing.of(self.identities, is_demanded=True)
 
     def is_due(self, step: int) -> bool:
         """Whether a step is to be copied."""

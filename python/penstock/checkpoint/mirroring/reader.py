@@ -13,6 +13,7 @@ from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
     IncompleteCheckpointError,
+    SealedError,
     StorageError,
     TamperedError,
 )
@@ -21,6 +22,7 @@ from penstock.options import Options
 if TYPE_CHECKING:
     from penstock import _native
     from penstock.checkpoint.loading.load import LoadRequest
+    from penstock.checkpoint.mirroring.mirror import Mirror
     from penstock.checkpoint.ranks.group import Ranks
 
 _ELSEWHERE = (
@@ -40,7 +42,7 @@ class TieredReader(Reader):
         local: The local store.
         remote: The mirror.
         root: The store's directory.
-        url: The mirror's URL.
+        mirror: The mirror's settings.
         options: How bytes move.
         ranks: The ranks that load the same step; None for this process alone.
         needs: Whether an unreachable mirror is an error.
@@ -51,7 +53,7 @@ class TieredReader(Reader):
         local: _native.Store,
         remote: _native.Store,
         root: str,
-        url: str,
+        mirror: Mirror,
         options: Options | None,
         ranks: Ranks | None,
         *,
@@ -59,7 +61,8 @@ class TieredReader(Reader):
     ) -> None:
         self._tiers = Tiers(local, remote, warn=self._warn_once, needs=needs)
         super().__init__(self._tiers, root, options, ranks)
-        self._url = url
+        self._url = mirror.url
+        self._unsealing = mirror.unsealing
 
     def _warn_once(self, message: str) -> None:
         if message not in self.warnings:
@@ -77,6 +80,9 @@ class TieredReader(Reader):
             except _ELSEWHERE:
                 # It says more about the step than the absence of another copy.
                 raise error from None
+            except SealedError:
+                error.add_note(f"{second} is sealed, and there are no identities")
+                raise error from None
             self.warnings.append(f"step {step} is loaded from {second}: {error}")
             return loaded
 
@@ -87,6 +93,12 @@ class TieredReader(Reader):
     def _there(self, step: int) -> str:
         return f"{self._url}/{os.path.basename(self.path(step))}"
 
+    def _request_at(self, request: LoadRequest, other: str, *, is_here: bool) -> LoadRequest:
+        """Returns the request to one copy; a copy that the mirror sealed has other bytes."""
+        if self._unsealing is None:
+            return dataclasses.replace(request, replica=other)
+        return request if is_here else dataclasses.replace(request, unsealing=self._unsealing)
+
     def _read_at(
         self, step: int, path: str, other: str, request: LoadRequest, *, verifies: bool
     ) -> loading.Loaded:
@@ -96,7 +108,7 @@ class TieredReader(Reader):
         is_here = path == self.path(step)
         checkpoint_id = self.native.identity(step) if is_here else None
         try:
-            loaded = loading.read(path, dataclasses.replace(request, replica=other), options)
+            loaded = loading.read(path, self._request_at(request, other, is_here=is_here), options)
         except TamperedError:
             raise
         except CorruptCheckpointError as error:

@@ -12,7 +12,7 @@ from penstock.checkpoint.mirroring.tiers import Tiers
 from penstock.checkpoint.steps.reader import Reader
 from penstock.common.paths import of_bucket
 from penstock.common.warn import warn
-from penstock.errors import PenstockError
+from penstock.errors import CannotSealError, PenstockError
 
 if TYPE_CHECKING:
     from penstock import _native
@@ -24,7 +24,13 @@ class MirroredSteps:
     """The steps of a store, and their copies in a bucket."""
 
     def __init__(
-        self, native: _native.Store, root: str, options: Options | None, mirror: Mirror | None
+        self,
+        native: _native.Store,
+        root: str,
+        options: Options | None,
+        mirror: Mirror | None,
+        *,
+        is_sealed: bool = False,
     ) -> None:
         self._native = native
         self._root = root
@@ -40,6 +46,12 @@ class MirroredSteps:
                 f"mirror={mirror.url!r}: copies are made of steps on local storage, and {root} is "
                 "in a bucket already"
             )
+        if mirror.sealing is not None and is_sealed:
+            raise ValueError(
+                f"mirror={mirror.url!r}: Mirror(sealing=) seals copies of clear steps, and "
+                "sealing= or identities= of the store demand sealed steps, which are copied as "
+                "they are: leave one of them out; keys of sealed copies go to Mirror(identities=)"
+            )
         self._follower = Follower(mirror, native, options)
         # The thread is not awaited: its successor sends the remaining steps.
         ends = weakref.finalize(self, Follower.close, self._follower, 0.0)
@@ -53,6 +65,23 @@ class MirroredSteps:
                 f"{self._root} has no mirror: give CheckpointStore(…, mirror=penstock.Mirror(url))"
             )
         return self._follower
+
+    def check_sealable(self, step: int, *, has_groups: bool, has_files: bool) -> None:
+        """Refuses a step that could not be copied sealed, before it is saved.
+
+        Raises:
+            CannotSealError: The mirror seals copies, and the step has groups or small files.
+        """
+        if self._follower is None or not (has_groups or has_files):
+            return
+        mirror = self._follower.mirror
+        if mirror.sealing is not None and mirror.is_due(step):
+            what = "groups=" if has_groups else "files="
+            raise CannotSealError(
+                f"{mirror.url}: {what} is for readers of models, and would stay clear at the "
+                "mirror; leave that out, or mirror without sealing=",
+                path=mirror.url,
+            )
 
     def newest_complete(self) -> int | None:
         """Returns the newest complete step of both that is not known to be damaged."""
@@ -88,7 +117,7 @@ class MirroredSteps:
             self._native,
             follower.remote,
             self._root,
-            follower.mirror.url,
+            follower.mirror,
             self._options,
             ranks,
             # A load that falls back to older steps can also use local ones.

@@ -15,7 +15,7 @@ from penstock.checkpoint.saving.groups import (
     read_files,
 )
 from penstock.common.found import is_there
-from penstock.common.paths import absolute, of_bucket
+from penstock.common.paths import absolute
 from penstock.common.warn import warn
 from penstock.errors import CannotSealError, StorageError
 from penstock.reports import Fallback
@@ -113,8 +113,6 @@ class Destination:
             what = "groups= is for readers of models, which cannot open a sealed checkpoint"
         elif self.files:
             what = "files= are stored as they are, so they would stay clear"
-        elif of_bucket(self.path):
-            what = "checkpoints in buckets are not sealed yet: save to a directory"
         else:
             return
         raise CannotSealError(

@@ -9,6 +9,9 @@ scatter takes the steps one by one:
 
 Nothing is visible before the commit. Every rank gets the groups, and the coordinator the small
 files, as in `penstock.save`.
+
+In a sealed save every other rank makes a `KeyOffer` first, whose recipient it sends to the
+coordinator. With the attempt's id it gets the `RankAttempt.handed` for it, and joins with that.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ from penstock.tensors.native_rows import Linked
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from penstock.checkpoint.saving.destination import Part
     from penstock.reports import Fallback
+    from penstock.sealing import Sealing
     from penstock.tensors.native_rows import TensorSource
 
 _T = TypeVar("_T")
@@ -47,11 +52,40 @@ class PartVote(NamedTuple):
         file: Name of the part.
         part_bytes: Size of the part.
         part_digest: Digest of the part.
+        part_sha256: SHA-256 of the part of a sealed save; else empty.
     """
 
     file: str
     part_bytes: int
     part_digest: int
+    part_sha256: str = ""
+
+
+class HandedKey(NamedTuple):
+    """The key of a sealed save, wrapped for one rank, and for the recipients of the checkpoint."""
+
+    wrapped: str
+    wraps: str
+
+
+class KeyOffer:
+    """A key pair of one rank and one save, for which the coordinator wraps the key of the save.
+
+    Attributes:
+        recipient: The public key.
+    """
+
+    def __init__(self) -> None:
+        self._native = _native.EphemeralKey()
+        self.recipient = self._native.recipient
+
+    def open(self, handed: HandedKey) -> _native.AttemptKey:
+        """Opens the key that was handed out; for this package.
+
+        Raises:
+            WrongKeyError: It is not wrapped for this rank.
+        """
+        return self._native.open(*handed)
 
 
 def check_in_group() -> None:
@@ -73,12 +107,20 @@ class RankAttempt:
             `commit` appends to its ``fallbacks``, for example the reason why a group has no index.
     """
 
-    def __init__(self, native: _native.Attempt, destination: Destination) -> None:
+    def __init__(
+        self,
+        native: _native.Attempt,
+        destination: Destination,
+        key: _native.AttemptKey | None = None,
+    ) -> None:
         self.path = destination.path
         self.written: dict[str, Any] = {}
         self._destination = destination
         self._renamed: list[Fallback] = []
         self._native = native
+        self._key = key
+        if key is not None:
+            native.seal(key)
         self._job: _native.Job | None = None
 
     @classmethod
@@ -89,6 +131,7 @@ class RankAttempt:
         overwrite: bool,
         groups: Groups = NO_GROUPS,
         files: Sequence[tuple[str, bytes]] = (),
+        sealing: Sealing | None = None,
     ) -> RankAttempt:
         """Begins an attempt as its coordinator.
 
@@ -97,20 +140,32 @@ class RankAttempt:
             overwrite: Whether the commit may replace a complete checkpoint.
             groups: The groups of tensors stored in separate shards; see `Groups.check`.
             files: Small files stored with the checkpoint; see `read_files`.
+            sealing: For whom the checkpoint is sealed; None for a clear one.
 
         Raises:
+            CannotSealError: With ``sealing``, something would stay clear.
+            KmsError: A key management service refused or was not reachable.
             CheckpointExistsError: A complete checkpoint exists and ``overwrite`` is False.
             StorageError: The operating system failed an operation, or a directory has the name of a
                 small file.
             ValueError: ``files`` holds model.safetensors.index.json, which the save writes itself
                 for the group ``""``.
         """
-        destination = Destination(path=path, overwrite=overwrite, groups=groups, files=files)
-        return cls(destination.begin(), destination)
+        destination = Destination(
+            path=path, overwrite=overwrite, groups=groups, files=files, sealing=sealing
+        )
+        key = destination.draw_key()
+        return cls(destination.begin(), destination, key)
 
     @classmethod
     def join(
-        cls, path: str, attempt_id: str, number: int, groups: Groups = NO_GROUPS
+        cls,
+        path: str,
+        attempt_id: str,
+        number: int,
+        groups: Groups = NO_GROUPS,
+        offer: KeyOffer | None = None,
+        handed: HandedKey | None = None,
     ) -> RankAttempt:
         """Joins the attempt of a coordinator.
 
@@ -119,20 +174,45 @@ class RankAttempt:
             attempt_id: The coordinator's `id`.
             number: The number of this rank, for the error.
             groups: The coordinator's groups.
+            offer: The offer of this rank; None for a clear save.
+            handed: The key that the coordinator has handed out for it; None for a clear save.
 
         Raises:
-            RankError: The attempt does not exist here: the ranks do not share the directory.
+            RankError: The attempt does not exist here: the ranks do not share the directory; or
+                this rank seals and the coordinator does not, or the reverse.
         """
+        if (offer is None) != (handed is None):
+            raise _not_alike(path, number)
+        key = None if offer is None or handed is None else offer.open(handed)
         try:
             native = _native.Attempt.join(path, attempt_id)
         except CheckpointNotFoundError:
             raise _not_shared(path, number) from None
-        return cls(native, Destination(path=path, groups=groups))
+        return cls(native, Destination(path=path, groups=groups), key)
 
     @property
     def id(self) -> str:
         """The id by which other ranks join."""
         return self._native.id
+
+    def handed(self, recipient: str | None, number: int) -> HandedKey | None:
+        """Wraps the key of a sealed save for another rank; on the coordinator only.
+
+        Args:
+            recipient: That of the rank's `KeyOffer`; None if it has made none.
+            number: The number of that rank, for the error.
+
+        Returns:
+            The wrapped key for `join`; None in a clear save.
+
+        Raises:
+            RankError: That rank seals and this one does not, or the reverse.
+        """
+        if (recipient is None) != (self._key is None):
+            raise _not_alike(self.path, number)
+        if recipient is None or self._key is None:
+            return None
+        return HandedKey(self._key.wrap_for(recipient), self._key.wraps())
 
     def write(self, number: int, tensors: list[TensorSource], options: dict[str, Any]) -> PartVote:
         """Writes all tensors of a rank that has joined; returns when they are durable.
@@ -208,15 +288,17 @@ class RankAttempt:
             UnsupportedStateError: The group that gets an index has no tensors.
             StorageError: The operating system failed an operation.
         """
-        for number, (file, part_bytes, _) in votes.items():
-            if not has_bytes(os.path.join(self.path, file), part_bytes):
+        for number, vote in votes.items():
+            if not has_bytes(os.path.join(self.path, vote.file), vote.part_bytes):
                 raise _not_shared(self.path, number)
+            if bool(vote.part_sha256) != (self._key is not None):
+                raise _not_alike(self.path, number)
         destination = dataclasses.replace(
             self._destination, step=step, metadata=metadata, overwrite=overwrite
         )
         committed = destination.commit(
             self._native,
-            [(number, *vote) for number, vote in sorted(votes.items())],
+            [_part(number, vote) for number, vote in sorted(votes.items())],
             IN_PLACE if IN_PLACE in destination.groups.group_of.values() else None,
         )
         self.written["fallbacks"] += [*committed.fallbacks, *self._renamed]
@@ -245,6 +327,7 @@ class RankAttempt:
             arena=None,
             lazy=True,
             nice=None,
+            sealed=self._key is not None,
         )
 
 
@@ -261,6 +344,19 @@ def _run(job: _native.Job, work: Callable[[], _T]) -> _T:
         except BaseException:
             job.cancel()
             raise
+
+
+def _part(number: int, vote: PartVote) -> Part:
+    clear = (number, vote.file, vote.part_bytes, vote.part_digest)
+    return (*clear, vote.part_sha256) if vote.part_sha256 else clear
+
+
+def _not_alike(path: str, number: int) -> RankError:
+    return RankError(
+        f"{path}: ranks 0 and {number} differ in sealing=: pass it on all or none; nothing was "
+        "committed",
+        rank=number,
+    )
 
 
 def _not_shared(path: str, number: int) -> RankError:

@@ -21,14 +21,19 @@ if TYPE_CHECKING:
 
 
 @observed("verify")
-def verify_files(path: str, options: dict[str, Any], progress: bool | Progress) -> VerifyResult:
+def verify_files(
+    path: str,
+    options: dict[str, Any],
+    progress: bool | Progress,
+    signers: _native.Signers | None = None,
+) -> VerifyResult:
     """Implements `penstock.verify`, with checked arguments."""
     with (
         call("stall", "verify", path),
         shown(progress, "verifying") as update,
         describing_contents(path),
     ):
-        fields = _native.verify(path, options=options, progress=update)
+        fields = _native.verify(path, options=options, progress=update, signers=signers)
     problems = problems_of(path, fields["problems"])
     return VerifyResult(**{**fields, "path": path, "problems": problems})
 

@@ -17,13 +17,17 @@ from penstock.common.tracing import call
 from penstock.common.warn import warn
 from penstock.errors import CorruptCheckpointError, PenstockError
 from penstock.reports import Problem
+from penstock.signing import Signers
 from penstock.tensors.arguments import check_step, to_native
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.checkpoint.steps.retention import Retention
     from penstock.common.progress import Progress
     from penstock.options import Options
     from penstock.reports import RetentionReport, ScrubReport, VerifyResult
+    from penstock.signing import SignatureKey
 
 _AGE = Number(0, 1 << 40, "seconds")
 
@@ -124,7 +128,13 @@ class StoredSteps:
         """
         return marks(self._native)
 
-    def verify(self, step: int, *, progress: bool | Progress = False) -> VerifyResult:
+    def verify(
+        self,
+        step: int,
+        *,
+        progress: bool | Progress = False,
+        signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
+    ) -> VerifyResult:
         """Reads every byte of a step and compares it with its digest.
 
         A step found good counts as verified: `keep_last` never deletes the newest such step. A step
@@ -133,14 +143,20 @@ class StoredSteps:
         Args:
             step: The training step.
             progress: True for a bar, or a function called with the bytes done and the total bytes.
+            signed_by: Compare the files with a signature by one of these keys too; see
+                `penstock.verify`.
 
         Raises:
             CheckpointNotFoundError: There is no such step.
+            SignatureError: None of ``signed_by`` has signed it; `NotSignedError` if nobody has.
         """
-        return self._verify(self.path(step), step, progress)
+        signers = Signers.resolve(signed_by)
+        return self._verify(self.path(step), step, progress, signers)
 
     @observed("verify")
-    def _verify(self, path: str, step: int, progress: bool | Progress) -> VerifyResult:
+    def _verify(
+        self, path: str, step: int, progress: bool | Progress, signers: Signers | None
+    ) -> VerifyResult:
         misplaced: tuple[Problem, ...] = ()
         checkpoint_id = None
         try:
@@ -149,7 +165,8 @@ class StoredSteps:
             misplaced = (
                 Problem(file=_native.MANIFEST, offset=None, tensor=None, message=str(error)),
             )
-        result = verify_files(path, to_native(self._options), progress)
+        native = None if signers is None else signers.native
+        result = verify_files(path, to_native(self._options), progress, native)
         if checkpoint_id is not None and (result.ok or any(p.is_proven for p in result.problems)):
             self._reader().mark(step, checkpoint_id, is_good=result.ok)
         if misplaced:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +10,7 @@ import penstock
 from penstock.cli.paths import check_directory, is_store
 from penstock.common.console import console, print_json, table
 from penstock.sealing import Identities
+from penstock.sealing.sealing_keys import SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 else:
     # `ParamType` is generic for the type checker only: older releases of click lack it.
     _Text = click.ParamType
-
-_SECRET = re.compile(
-    r"\s*(AGE-SECRET-KEY-|PENSTOCK-SECRET-KEY-|-----BEGIN |[0-9a-f]{64}\s*$)", re.I
-)
 
 JSON_KEYS = """\b
 JSON: path, checkpoints: a list of path, recipients: a list of kind
@@ -38,7 +34,7 @@ class _KeyType(_Text):
     name = "key"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if _SECRET.match(value):
+        if SECRET.match(value):
             self.fail("other processes can see command lines: give the secret's file", param, ctx)
         return str(value)
 
@@ -53,15 +49,18 @@ identity_option = click.option(
     "aws-kms://; may be given more than once. [default: the file named by PENSTOCK_IDENTITIES]",
 )
 
-recipient_option = click.option(
-    "--recipient",
-    "recipients",
-    type=_KeyType(),
-    metavar="KEY",
-    multiple=True,
-    required=True,
-    help="A public key (age1…, ssh-ed25519 …), a URI of a key (aws-kms://…), a file of keys; may "
-    "be given more than once.",
+recipient_option, optional_recipient_option = (
+    click.option(
+        "--recipient",
+        "recipients",
+        type=_KeyType(),
+        metavar="KEY",
+        multiple=True,
+        required=is_required,
+        help="A public key (age1…, ssh-ed25519 …), a URI of a key (aws-kms://…), a file of keys; "
+        "may be given more than once.",
+    )
+    for is_required in (True, False)
 )
 
 

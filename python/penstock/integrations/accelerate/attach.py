@@ -21,7 +21,7 @@ from penstock.integrations.accelerate.loader import PreparedLoader, keep_positio
 from penstock.integrations.accelerate.parts import REMEDY, training_of
 from penstock.integrations.first_rank import from_first
 from penstock.integrations.versions import check_version
-from penstock.plugin import Groups, is_checkpoint
+from penstock.plugin import Groups, SealingKeys, is_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock import Training
     from penstock.options import Options
     from penstock.plugin import Files
+    from penstock.sealing import Identities, Key, Sealing
 
 _Accelerator = TypeVar("_Accelerator")
 
@@ -52,6 +53,8 @@ def attach(
     groups: Mapping[str, str] | None = None,
     files: Files | None = None,
     options: Options | None = None,
+    sealing: Sealing | None = None,
+    identities: Identities | Key | Iterable[Key] | None = None,
 ) -> _Accelerator:
     """Makes ``save_state`` and ``load_state`` of an accelerator use Penstock.
 
@@ -73,6 +76,10 @@ def attach(
             `penstock.save`.
         files: Small files to store beside them in each checkpoint; see `penstock.save`.
         options: Settings of the I/O; None for ``penstock.Options()``.
+        sealing: For whom checkpoints are sealed; see `penstock.save`. Hooks of ``save_state`` would
+            write clear files beside them, so a save with hooks is refused.
+        identities: Keys that open sealed checkpoints; see `penstock.load`. With either, clear
+            checkpoints are refused, also those of Accelerate's own.
 
     Returns:
         The accelerator itself.
@@ -82,6 +89,7 @@ def attach(
             message names the changes.
         UnsupportedStateError: Its way of training keeps state that it does not hold itself.
         ValueError: Arguments contradict each other, or the plug-in is enabled already.
+        CannotSealError: ``groups`` or ``files`` are given with ``sealing``, and would stay clear.
     """
     check_version("accelerate", "1.6", "1.15")
     fitting.check_accelerator(accelerator)
@@ -90,8 +98,11 @@ def attach(
         raise ValueError("lazy=True: only what is saved in the background can be copied later")
     _check(accelerator)
     Groups.check(groups)
+    keys = SealingKeys.of(sealing, identities)
+    if groups or files:
+        keys.refuse_sealing("attach", "groups= and files= stay clear, for readers of models")
     further = {"groups": groups, "files": files}
-    saves = _Saves(accelerator, background, lazy, tuple(pickled), trust, options, further)
+    saves = _Saves(accelerator, background, lazy, tuple(pickled), trust, options, further, keys)
     for name in ("save_state", "load_state", "end_training"):
         setattr(accelerator, name, getattr(saves, name))
     for name in ("prepare", "register_for_checkpointing"):
@@ -150,17 +161,22 @@ class _Saves:
         trust: bool,
         options: Options | None,
         further: dict[str, Any],
+        keys: SealingKeys,
     ) -> None:
         self._accelerator = accelerator
         self._background, self._lazy = background, lazy
         self._pickled, self._trust, self._options = pickled, trust, options
         self._further = further
-        self._saver = Saver(options=options)
+        self._keys = keys
+        self._saver = Saver(options=options, sealing=keys.sealing)
         self._warned: set[int] = set()
 
     def _of(self, accelerator: Any) -> _Saves:
-        """The same for the accelerator of a trial, with default settings."""
-        saves = _Saves(accelerator, False, False, (), False, self._options, {})
+        """The same for the accelerator of a trial, with default settings and no keys.
+
+        A job that seals need not have identities to load with.
+        """
+        saves = _Saves(accelerator, False, False, (), False, self._options, {}, SealingKeys())
         saves._is_trial = True
         return saves
 
@@ -182,6 +198,9 @@ class _Saves:
         _refuse(further, "save_state")
         project = self._accelerator.project_configuration
         path = self._destination(output_dir)
+        if self._accelerator._save_model_state_pre_hook:
+            what = "hooks of save_state write clear files beside the checkpoint"
+            self._keys.refuse_sealing(path, what)
         if not self._is_trial:
             fitting.try_out(self._accelerator, os.path.dirname(path), self._of)
         self._warn()
@@ -230,7 +249,8 @@ class _Saves:
             _refuse(further, "load_state")
             self._load(path)
         else:
-            directories.check(path, accelerator)
+            self._keys.refuse_clear(path, "a checkpoint of Accelerate's own")
+            directories.check(path, accelerator, self._keys)
             if load_kwargs is not None:
                 # Accelerate takes it since 1.8.
                 further["load_kwargs"] = load_kwargs
@@ -248,7 +268,7 @@ class _Saves:
             type(self._accelerator).end_training(self._accelerator)
 
     def _load(self, path: str) -> None:
-        found = penstock.inspect(path)
+        found = penstock.inspect(path, identities=self._keys.identities)
         if found.metadata.get("pickled") and not self._trust:
             names = ", ".join(found.metadata["pickled"])
             raise UnsupportedStateError(
@@ -260,7 +280,8 @@ class _Saves:
         for hook in self._accelerator._load_model_state_pre_hook.values():
             hook(models, path)
         training = self._training(models)
-        penstock.load(path, into=training, options=self._options)
+        keys = self._keys.identities
+        penstock.load(path, into=training, options=self._options, identities=keys)
         self._accelerator.step = training.accelerator["step"]
         self._accelerator.project_configuration.iteration = training.accelerator["iteration"] + 1
 
@@ -331,7 +352,7 @@ class _Saves:
         if not accelerator.project_configuration.automatic_checkpoint_naming:
             raise ValueError("no input_dir is given, and automatic checkpoint naming is disabled")
         root = os.path.join(accelerator.project_dir, "checkpoints")
-        return from_first(lambda: directories.newest(root, accelerator))
+        return from_first(lambda: directories.newest(root, accelerator, self._keys))
 
     def _warn(self) -> None:
         """Warns of state that no checkpoint will hold."""

@@ -20,10 +20,12 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.integrations.directories import numbered, remove, renamed
-from penstock.plugin import MANIFEST, durable, is_checkpoint, is_of_rank
+from penstock.plugin import AGAINST_KEYS, MANIFEST, durable, is_checkpoint, is_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from penstock.plugin import SealingKeys
 
 _NAME = re.compile(r"checkpoint_([0-9]+)")
 _REMOVING = ".removing"
@@ -74,12 +76,18 @@ def is_theirs(path: str) -> bool:
     )
 
 
-def newest(root: str, accelerator: Any) -> str:
-    """The complete checkpoint of the highest number; warns of each newer one that is skipped."""
+def newest(root: str, accelerator: Any, keys: SealingKeys) -> str:
+    """The complete checkpoint of the highest number; warns of each newer one that is skipped.
+
+    One that was tampered with, that no key opens, or that is clear where sealed ones are demanded,
+    is an error: nobody shall choose an older one for the run.
+    """
     damaged: PenstockError | None = None
     for _, path in reversed(numbered(root, _NAME)):
         try:
-            check(path, accelerator)
+            check(path, accelerator, keys)
+        except AGAINST_KEYS:
+            raise
         except (CheckpointNotFoundError, IncompleteCheckpointError) as error:
             reason = str(error)
         except PenstockError as error:
@@ -96,11 +104,12 @@ def newest(root: str, accelerator: Any) -> str:
     )
 
 
-def check(path: str, accelerator: Any) -> None:
+def check(path: str, accelerator: Any, keys: SealingKeys) -> None:
     """Raises unless a checkpoint is complete, as far as that shows without reading all of it."""
     if is_checkpoint(path) or not is_theirs(path):
-        penstock.inspect(path)
+        penstock.inspect(path, identities=keys.identities)
         return
+    keys.refuse_clear(path, "a checkpoint of Accelerate's own")
     missing = missing_of_theirs(path, accelerator)
     if missing:
         raise IncompleteCheckpointError(

@@ -20,7 +20,7 @@ from penstock.integrations.dcp import directory
 from penstock.integrations.dcp.paths import is_local
 from penstock.integrations.dcp.reader import StorageReader
 from penstock.integrations.dcp.writer import StorageWriter
-from penstock.plugin import decode_path
+from penstock.plugin import SealingKeys, decode_path, is_checkpoint
 
 if TYPE_CHECKING:
     import os
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import WriteResult
 
     from penstock.options import Options
+
+_keys = directory.NO_KEYS
+"""The keys of `enable`."""
 
 _CHANGES_BYTES = ("_extensions", "serialization_format")
 """Arguments of DCP's writer that require DCP's own format."""
@@ -50,8 +53,9 @@ class DefaultWriter(StorageWriter):
         *,
         overwrite: bool = True,
         options: Options | None = None,
+        keys: SealingKeys = directory.NO_KEYS,
     ) -> None:
-        super().__init__(path, overwrite=overwrite, options=options)
+        super().__init__(path, overwrite=overwrite, options=options, sealing=keys.sealing)
         self._replaced: str | None = None
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -75,12 +79,33 @@ class DefaultWriter(StorageWriter):
 
 
 def reader_of(
-    checkpoint_id: str | os.PathLike[str], options: Options | None = None
+    checkpoint_id: str | os.PathLike[str],
+    options: Options | None = None,
+    keys: SealingKeys | None = None,
 ) -> storage.StorageReader:
-    """The reader for a directory's format; Penstock's, with its errors, if there is nothing."""
-    if directory.holds_dcp(decode_path(checkpoint_id)):
+    """The reader for a directory's format; Penstock's, with its errors, if there is nothing.
+
+    Args:
+        checkpoint_id: The directory.
+        options: Settings of the I/O.
+        keys: The keys that open it; None for those of `enable`.
+
+    Raises:
+        NotSealedError: It is of DCP's own format, and a sealed checkpoint is demanded.
+    """
+    keys = _keys if keys is None else keys
+    path = decode_path(checkpoint_id)
+    # A sealed checkpoint is taken whatever lies beside it: anybody could put a `.metadata` there.
+    if (not keys.is_demanded or not is_checkpoint(path)) and directory.holds_dcp(path, keys):
+        keys.refuse_clear(path, "a checkpoint of DCP's own")
         return _CheckedReader(checkpoint_id)
-    return StorageReader(checkpoint_id, options=options)
+    return StorageReader(checkpoint_id, options=options, identities=keys.identities)
+
+
+def use_keys(keys: SealingKeys) -> None:
+    """Sets the keys of readers and writers that stand in for DCP's."""
+    global _keys
+    _keys = keys
 
 
 class _CheckedReader(filesystem.FileSystemReader):
@@ -131,8 +156,11 @@ class FileSystemWriter(filesystem.FileSystemWriter, metaclass=_StandIn):
         given = dict(bound.arguments)
         changes_bytes = any(given.get(name) is not None for name in _CHANGES_BYTES)
         if cls is not FileSystemWriter or changes_bytes or not is_local(given["path"]):
+            what = "DCP's own writer, which these arguments ask for, writes clear files"
+            _keys.refuse_sealing(str(given["path"]), what)
             return super().__new__(cls)
-        writer = DefaultWriter(given["path"], overwrite=given.get("overwrite", True))
+        overwrite = given.get("overwrite", True)
+        writer = DefaultWriter(given["path"], overwrite=overwrite, keys=_keys)
         # Programs read these settings of DCP's writer; they concern files that this one never
         # writes.
         bound.apply_defaults()

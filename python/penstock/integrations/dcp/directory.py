@@ -26,17 +26,25 @@ from penstock.checkpoint.loading.dcp_files import (
 )
 from penstock.errors import StorageError
 from penstock.integrations.dcp.layout import NOTE
-from penstock.plugin import OpenCheckpoint, durable, is_checkpoint
+from penstock.plugin import OpenCheckpoint, SealingKeys, durable, is_checkpoint
+
+NO_KEYS = SealingKeys()
+"""No keys but those that the environment names."""
 
 REPLACED = "replaced"
 """The member of the note of `layout` that holds the digest of the replaced `.metadata`."""
 
 
-def holds_dcp(path: str) -> bool:
-    """Whether the newest complete checkpoint in a directory is of DCP's own format."""
+def holds_dcp(path: str, keys: SealingKeys = NO_KEYS) -> bool:
+    """Whether the newest complete checkpoint in a directory is of DCP's own format.
+
+    Args:
+        path: The directory.
+        keys: The keys that open a sealed checkpoint there.
+    """
     if is_checkpoint(path):
         digest = dcp_digest(path)
-        return digest is not None and digest != _replaced(path)
+        return digest is not None and digest != _replaced(path, keys)
     names = _names(path)
     # Without a digest, for which every rank would read all metadata of a large checkpoint.
     if (METADATA in names and not is_marked(path)) or metadata_of_ranks(names):
@@ -78,8 +86,8 @@ def mark(path: str) -> None:
         raise _failed(error, path) from error
 
 
-def _replaced(path: str) -> Any:
-    checkpoint = OpenCheckpoint(path)
+def _replaced(path: str, keys: SealingKeys) -> Any:
+    checkpoint = OpenCheckpoint(path, unsealing=keys.unsealing)
     try:
         with checkpoint.reading():
             note = checkpoint.metadata().get(NOTE)

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PLAIN = StagingOptions(False, False, False, False)
 """The options with which `async_save` makes a stager of its own."""
@@ -65,10 +65,11 @@ class HostStager:
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """A copy of the state; the state may change when this returns."""
         spans: dict[int, _Span] = {}
-        _collect(state_dict, spans, set())
+        plain: set[int] = set()
+        _collect(state_dict, spans, plain)
         self._copy(list(spans.values()))
         with torch.no_grad():
-            copied: dict[str, Any] = self._copied(state_dict, spans, {})
+            copied: dict[str, Any] = _Copies(self._by_dcp, spans, plain).of(state_dict)
         return copied
 
     def close(self) -> None:
@@ -107,28 +108,6 @@ class HostStager:
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
         return self._memory
 
-    def _copied(self, value: Any, spans: dict[int, _Span], known: dict[int, Any]) -> Any:
-        """The copy of a value, whose plain tensors are copied already."""
-        kind = type(value)
-        if kind in _ATOMS:
-            return value
-        if kind is dict:
-            return {key: self._copied(child, spans, known) for key, child in value.items()}
-        if kind is OrderedDict:
-            items = ((key, self._copied(child, spans, known)) for key, child in value.items())
-            ordered = OrderedDict(items)
-            # The versions of modules, in what `state_dict` of a module returns.
-            vars(ordered).update(self._by_dcp(vars(value)))
-            return ordered
-        if kind is list or kind is tuple:
-            return kind(self._copied(child, spans, known) for child in value)
-        if id(value) not in known:
-            if _is_plain(value):
-                known[id(value)] = _staged(value, spans)
-            else:
-                known[id(value)] = _cloned(value) if _needs_clone(value) else self._by_dcp(value)
-        return known[id(value)]
-
     def _by_dcp(self, value: Any) -> Any:
         try:
             return self._theirs.stage(value)
@@ -137,6 +116,40 @@ class HostStager:
             self._theirs.close()
             self._theirs = DefaultStager(PLAIN)
             return self._theirs.stage(value)
+
+
+class _Copies:
+    """The copies of values: of plain tensors, whose storages are copied already, and of others."""
+
+    def __init__(
+        self, by_dcp: Callable[[Any], Any], spans: dict[int, _Span], plain: set[int]
+    ) -> None:
+        self._by_dcp = by_dcp
+        self._spans = spans
+        self._plain = plain
+        self._known: dict[int, Any] = {}
+
+    def of(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        if kind is dict:
+            return {key: self.of(child) for key, child in value.items()}
+        if kind is OrderedDict:
+            ordered = OrderedDict((key, self.of(child)) for key, child in value.items())
+            # The versions of modules, in what `state_dict` of a module returns.
+            vars(ordered).update(self._by_dcp(vars(value)))
+            return ordered
+        if kind is list or kind is tuple:
+            return kind(self.of(child) for child in value)
+        copy = self._known.get(id(value))
+        if copy is None:
+            if id(value) in self._plain:
+                copy = _staged(value, self._spans)
+            else:
+                copy = _cloned(value) if _needs_clone(value) else self._by_dcp(value)
+            self._known[id(value)] = copy
+        return copy
 
 
 def _is_plain(value: Any) -> bool:
@@ -162,17 +175,17 @@ def _cloned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().clone().cpu()
 
 
-def _collect(value: Any, spans: dict[int, _Span], known: set[int]) -> None:
-    """Finds the spans of all plain tensors, by the addresses of their storages."""
+def _collect(value: Any, spans: dict[int, _Span], plain: set[int]) -> None:
+    """Finds the ids of all plain tensors, and the spans by the addresses of their storages."""
     kind = type(value)
     if kind is dict or kind is OrderedDict:
         for child in value.values():
-            _collect(child, spans, known)
+            _collect(child, spans, plain)
     elif kind is list or kind is tuple:
         for child in value:
-            _collect(child, spans, known)
-    elif kind not in _ATOMS and id(value) not in known and _is_plain(value):
-        known.add(id(value))
+            _collect(child, spans, plain)
+    elif kind not in _ATOMS and id(value) not in plain and _is_plain(value):
+        plain.add(id(value))
         address, item_bytes = value.untyped_storage().data_ptr(), value.element_size()
         first = value.storage_offset()
         if value.is_contiguous():

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
-    from penstock.plugin import Memory, Node, StoredTensor
+    from penstock.plugin import Memory, Node, StoredTensor, Unsealing
 
 BOUNCE_BYTES_MAX = 1 << 30
 """Memory for bounce buffers; a single tensor may take more."""
@@ -102,8 +102,8 @@ class _Read:
 class Opened:
     """An open checkpoint and its items."""
 
-    def __init__(self, path: str, *, allow_partial: bool) -> None:
-        self._checkpoint = OpenCheckpoint(path)
+    def __init__(self, path: str, *, allow_partial: bool, unsealing: Unsealing) -> None:
+        self._checkpoint = OpenCheckpoint(path, unsealing=unsealing)
         self.id = self._checkpoint.id
         try:
             with self.reading():

@@ -18,18 +18,19 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from penstock.integrations.dcp import defaults
+from penstock.integrations.dcp import defaults, directory
 from penstock.integrations.dcp.paths import is_local
 from penstock.integrations.versions import Probe, check_version, self_check
-from penstock.plugin import to_native
+from penstock.plugin import SealingKeys, to_native
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.distributed.checkpoint import storage
 
     from penstock.integrations.dcp.staging import Stagers
     from penstock.options import Options
+    from penstock.sealing import Identities, Key, Sealing
 
 _VERSIONS = ("2.4", "2.15")
 """The first PyTorch that Penstock supports, and the newest tested with this module."""
@@ -101,6 +102,8 @@ def enable(
     overwrite: bool = True,
     file_system_writer: bool = False,
     options: Options | None = None,
+    sealing: Sealing | None = None,
+    identities: Identities | Key | Iterable[Key] | None = None,
 ) -> Enabled:
     """Makes `dcp.save`, `dcp.async_save` and `dcp.load` use Penstock for a ``checkpoint_id``.
 
@@ -117,6 +120,10 @@ def enable(
             frameworks that name it, such as accelerate. With extensions or another serialization
             format it stays DCP's.
         options: Settings of the I/O; None for ``Options()``.
+        sealing: For whom checkpoints are sealed; see `penstock.save`. Saves that would write clear
+            files, to a URL or in a process of their own, are then refused.
+        identities: Keys that open sealed checkpoints; see `penstock.load`. With either, loads
+            refuse clear checkpoints, also those of DCP's own.
 
     Returns:
         A context manager that takes it back, as `disable` does.
@@ -139,12 +146,15 @@ def enable(
     global _enabled
     check_version("torch", *_VERSIONS)
     to_native(options)
+    keys = SealingKeys.of(sealing, identities)
     disable()
     _probe()
-    chosen = partial(defaults.DefaultWriter, overwrite=bool(overwrite), options=options)
+    settings: dict[str, Any] = {"options": options, "keys": keys}
+    chosen = partial(defaults.DefaultWriter, overwrite=bool(overwrite), **settings)
     stagers = _stagers()
-    reader = partial(defaults.reader_of, options=options)
-    replacements = list(_replacements(chosen, reader, stagers))
+    reader = partial(defaults.reader_of, **settings)
+    replacements = list(_replacements(chosen, reader, stagers, keys))
+    defaults.use_keys(keys)
     if file_system_writer:
         replacements.append(_writer_class())
     _enabled = Enabled(replacements, stagers)
@@ -157,6 +167,7 @@ def disable() -> None:
     if _enabled is not None:
         _enabled._take_back()
         _enabled = None
+        defaults.use_keys(directory.NO_KEYS)
 
 
 def _probe() -> None:
@@ -202,8 +213,23 @@ def _stagers() -> Stagers | None:
     return Stagers()
 
 
+_is_trial = False
+
+
 def _try_out() -> None:
-    """Saves and loads a tiny state with DCP's own functions."""
+    """Saves and loads a tiny state with DCP's own functions, and without keys.
+
+    A job that seals need not have identities to load with.
+    """
+    global _is_trial
+    _is_trial = True
+    try:
+        _save_and_load()
+    finally:
+        _is_trial = False
+
+
+def _save_and_load() -> None:
     import torch
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -218,7 +244,10 @@ def _try_out() -> None:
 
 
 def _replacements(
-    writer: Callable[..., Any], reader: Callable[..., Any], stagers: Stagers | None
+    writer: Callable[..., Any],
+    reader: Callable[..., Any],
+    stagers: Stagers | None,
+    keys: SealingKeys,
 ) -> Iterator[_Replacement]:
     """The replacements for this version of PyTorch: all makers of a writer or reader of a path."""
     from torch.distributed import checkpoint as dcp
@@ -230,7 +259,7 @@ def _replacements(
     )
 
     setup = _storage_utils._storage_setup
-    yield _Replacement(setup, _setting_up(setup, writer, reader))
+    yield _Replacement(setup, _setting_up(setup, writer, reader, keys))
     theirs = filesystem.FileSystemReader
     yield _Replacement(theirs, defaults.FileSystemReader, (dcp, format_utils))
     if stagers is not None:
@@ -251,7 +280,10 @@ def _writer_class() -> _Replacement:
 
 
 def _setting_up(
-    theirs: Callable[..., Any], writer: Callable[..., Any], reader_of: Callable[..., Any]
+    theirs: Callable[..., Any],
+    writer: Callable[..., Any],
+    reader_of: Callable[..., Any],
+    keys: SealingKeys,
 ) -> Callable[..., Any]:
     @wraps(theirs)
     def set_up(
@@ -260,10 +292,16 @@ def _setting_up(
         reader: bool = False,
     ) -> Any:
         if storage or not checkpoint_id or not is_local(checkpoint_id):
+            if not storage and checkpoint_id:
+                # DCP's own writers and readers of URLs know no keys.
+                if reader:
+                    keys.refuse_clear(str(checkpoint_id), "read by DCP's own reader of URLs")
+                keys.refuse_sealing(str(checkpoint_id), "DCP's own writer of URLs seals nothing")
             return theirs(storage, checkpoint_id, reader)
         if not reader:
             self_check("torch", _try_out)
-        return reader_of(checkpoint_id) if reader else writer(checkpoint_id)
+        further = {"keys": directory.NO_KEYS} if _is_trial else {}
+        return (reader_of if reader else writer)(checkpoint_id, **further)
 
     return set_up
 
@@ -278,6 +316,7 @@ def _sending(theirs: Callable[..., Any], writer: Callable[..., Any]) -> Callable
         **further: Any,
     ) -> Any:
         if storage_writer is None and checkpoint_id and is_local(checkpoint_id):
+            # With sealing the writer refuses to be sent.
             storage_writer = writer(checkpoint_id)
         further |= {"checkpoint_id": checkpoint_id, "storage_writer": storage_writer}
         return theirs(process, *arguments, **further)

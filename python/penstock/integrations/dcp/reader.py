@@ -17,16 +17,18 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from penstock.errors import RankError
 from penstock.integrations.dcp.opened import Opened
 from penstock.integrations.dcp.paths import is_ours
-from penstock.plugin import decode_path, to_native
+from penstock.plugin import SealingKeys, decode_path, to_native
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
     from torch.futures import Future
 
     from penstock.options import Options
+    from penstock.sealing import Identities, Key
 
 
 class StorageReader(storage.StorageReader):
@@ -42,6 +44,8 @@ class StorageReader(storage.StorageReader):
             to
             DCP then, and its planner decides about them:
             ``DefaultLoadPlanner(allow_partial_load=True)`` leaves them unchanged in the state.
+        identities: Keys that open a sealed checkpoint; see `penstock.load`. A clear one is then
+            refused.
 
     Attributes:
         path: The checkpoint's directory.
@@ -55,6 +59,9 @@ class StorageReader(storage.StorageReader):
         PartialCheckpointError: It was salvaged from a damaged one and lacks items, and
             ``allow_partial`` is False.
         CorruptCheckpointError: The checkpoint is damaged, or not Penstock's.
+        TamperedError: Somebody without the key has changed a sealed checkpoint.
+        SealedError: The checkpoint is sealed, and there are no identities.
+        NotSealedError: ``identities`` are given and the checkpoint is clear.
         StateMismatchError: An item that the planner wants is not there.
         RankError: The checkpoint was replaced between one rank's first access and another's.
         StorageError: The operating system failed an operation.
@@ -69,8 +76,10 @@ class StorageReader(storage.StorageReader):
         *,
         options: Options | None = None,
         allow_partial: bool = False,
+        identities: Identities | Key | Iterable[Key] | None = None,
     ) -> None:
         super().__init__()
+        self._keys = SealingKeys.of(None, identities)
         self.path = decode_path(path)
         self._options = to_native(options)
         self._allow_partial = bool(allow_partial)
@@ -104,7 +113,7 @@ class StorageReader(storage.StorageReader):
     def read_metadata(self) -> Metadata:
         """The checkpoint's contents, in DCP's terms."""
         self._close()
-        opened = self._opened = Opened(self.path, allow_partial=self._allow_partial)
+        opened = self._opened = self._new()
         with opened.reading():
             return opened.metadata(StorageMeta(checkpoint_id=self.path, load_id=self.load_id))
 
@@ -142,9 +151,14 @@ class StorageReader(storage.StorageReader):
         future.set_result(None)
         return future
 
+    def _new(self) -> Opened:
+        return Opened(
+            self.path, allow_partial=self._allow_partial, unsealing=self._keys.unsealing
+        )
+
     def _open(self) -> Opened:
         if self._opened is None:
-            self._opened = Opened(self.path, allow_partial=self._allow_partial)
+            self._opened = self._new()
         return self._opened
 
     def _close(self) -> None:

@@ -9,6 +9,9 @@ on the coordinator. Its messages carry Penstock's:
 3. the coordinator, which alone has all reports, writes its part with the tree of the whole state,
    to which the other parts refer, and commits.
 
+In a sealed save each other rank first puts an *offer* into its own plan, a public key; the ticket
+holds the key of the save wrapped for it.
+
 Nothing is visible before the commit. If DCP never gets that far, the coordinator removes its files
 when the writer is used again or dropped. Other ranks that have voted cannot know: their files
 remain as leftovers, as of a process that died, until the next save to the path or a sweep.
@@ -26,13 +29,15 @@ import torch
 from torch.distributed.checkpoint import state_dict_saver, storage
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from penstock.errors import UnsupportedStateError
+from penstock.errors import CannotSealError, UnsupportedStateError
 from penstock.integrations.dcp import layout
 from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
 from penstock.integrations.dcp.paths import is_ours
 from penstock.plugin import (
     Groups,
+    KeyOffer,
     RankAttempt,
+    SealingKeys,
     check_in_group,
     check_no_store,
     decode_path,
@@ -51,7 +56,8 @@ if TYPE_CHECKING:
     from torch.futures import Future
 
     from penstock.options import Options
-    from penstock.plugin import Files, Node, PartVote, TensorSource
+    from penstock.plugin import Files, HandedKey, Node, PartVote, TensorSource
+    from penstock.sealing import Sealing
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +68,24 @@ class _Ticket:
         attempt_id: The attempt to join.
         number: The rank's number among those that save, and that of its part.
         world_size: The number of ranks that save.
+        handed: The key of a sealed save, for a rank that has offered one.
     """
 
     attempt_id: str
     number: int
     world_size: int
+    handed: HandedKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A rank's message to the coordinator of a sealed save.
+
+    Attributes:
+        recipient: The public key for which the coordinator wraps the key of the save.
+    """
+
+    recipient: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +121,8 @@ class StorageWriter(storage.StorageWriter):
             them, under the names of a model. If ranks hold pieces of such a tensor there is no
             index, and a `PenstockWarning` says so.
         files: As for `penstock.save`: small files to store with the checkpoint. They are read here.
+        sealing: For whom the checkpoint is sealed; see `penstock.save`. Names, values and planner
+            data are sealed as well. A writer that seals is not sent to another process.
         no_dist: Save alone although a launcher has started several ranks, when `torch.distributed`
             is not initialized. When it is, use ``no_dist=True`` of `dcp.save`.
 
@@ -115,6 +136,8 @@ class StorageWriter(storage.StorageWriter):
             directory is a store. `dcp.save` raises this and all errors below inside DCP's
             `CheckpointException`.
         UnsupportedStateError: An item cannot be stored; the message names it.
+        CannotSealError: With ``sealing``, something would stay clear, or the writer would be sent
+            to another process; nothing is written.
         RankError: A rank does not see the directory; or this is one of several ranks without a
             process group, so that each would save over the others.
         StorageError: The operating system failed an operation.
@@ -131,9 +154,11 @@ class StorageWriter(storage.StorageWriter):
         options: Options | None = None,
         groups: Mapping[str, str] | None = None,
         files: Files | None = None,
+        sealing: Sealing | None = None,
         no_dist: bool = False,
     ) -> None:
         super().__init__()
+        self._sealing = SealingKeys.of(sealing).sealing
         self.path = decode_path(path)
         self.overwrite = bool(overwrite)
         self._options = to_native(options)
@@ -142,8 +167,15 @@ class StorageWriter(storage.StorageWriter):
         self.save_id = uuid4().hex
         self._is_coordinator = False
         self._attempt: RankAttempt | None = None
+        self._offer: KeyOffer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._sealing is not None:
+            raise CannotSealError(
+                f"{self.path}: a writer that seals holds keys, which are not sent to another "
+                "process: save with AsyncCheckpointerType.THREAD, or without sealing=",
+                path=self.path,
+            )
         return {**vars(self), "_attempt": None}
 
     @property
@@ -186,8 +218,12 @@ class StorageWriter(storage.StorageWriter):
         self._is_coordinator = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Leaves the plan as it is."""
-        return plan
+        """Adds the offer of this rank in a sealed save."""
+        self._offer = None
+        if self._sealing is None or self._is_coordinator:
+            return plan
+        self._offer = KeyOffer()
+        return dataclasses.replace(plan, storage_data=_Offer(self._offer.recipient))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Begins the attempt, with a ticket for every rank; on the coordinator only."""
@@ -199,12 +235,31 @@ class StorageWriter(storage.StorageWriter):
         self._discard()
         check_no_store(self.path)
         attempt = self._attempt = RankAttempt.begin(
-            self.path, overwrite=self.overwrite, groups=self._groups, files=self._files
+            self.path,
+            overwrite=self.overwrite,
+            groups=self._groups,
+            files=self._files,
+            sealing=self._sealing,
         )
+        try:
+            tickets = [self._ticket(attempt, number, plans) for number in range(len(plans))]
+        except BaseException:
+            self._discard()
+            raise
         return [
-            dataclasses.replace(plan, storage_data=_Ticket(attempt.id, number, len(plans)))
-            for number, plan in enumerate(plans)
+            dataclasses.replace(plan, storage_data=ticket)
+            for plan, ticket in zip(plans, tickets, strict=True)
         ]
+
+    def _ticket(self, attempt: RankAttempt, number: int, plans: list[SavePlan]) -> _Ticket:
+        """The ticket of a rank, whose offer is in its plan."""
+        offer = plans[number].storage_data
+        handed = None
+        # The first plan is the coordinator's own.
+        if number > 0:
+            recipient = offer.recipient if isinstance(offer, _Offer) else None
+            handed = attempt.handed(recipient, number)
+        return _Ticket(attempt.id, number, len(plans), handed)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes this rank's items; returns once they are durable."""
@@ -223,7 +278,12 @@ class StorageWriter(storage.StorageWriter):
     def _write(self, tensors: list[TensorSource], ticket: _Ticket) -> PartVote | None:
         if not self._is_coordinator:
             joined = RankAttempt.join(
-                self.path, ticket.attempt_id, ticket.number, groups=self._groups
+                self.path,
+                ticket.attempt_id,
+                ticket.number,
+                groups=self._groups,
+                offer=self._offer,
+                handed=ticket.handed,
             )
             return joined.write(ticket.number, tensors, self._options)
         # Not the ticket's attempt: a planner that caches its plans keeps old tickets in them.

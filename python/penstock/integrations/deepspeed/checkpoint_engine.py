@@ -12,11 +12,13 @@ from penstock.integrations.deepspeed import methods
 from penstock.integrations.deepspeed.engine import EngineSettings, PenstockCheckpointEngine
 from penstock.integrations.deepspeed.to_torch import to_torch
 from penstock.integrations.versions import check_version
+from penstock.plugin import SealingKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.options import Options
+    from penstock.sealing import Identities, Key, Sealing
 
 __all__ = ["PenstockCheckpointEngine", "attach", "enable", "to_torch"]
 
@@ -29,6 +31,8 @@ def enable(
     pickled: Iterable[str] = (),
     trust: bool = False,
     options: Options | None = None,
+    sealing: Sealing | None = None,
+    identities: Identities | Key | Iterable[Key] | None = None,
 ) -> None:
     """Makes every engine that ``deepspeed.initialize`` builds save and load through Penstock.
 
@@ -42,13 +46,19 @@ def enable(
             ``"mp_rank_00_model_states.pt.args"``, or patterns of `fnmatch` for them.
         trust: Whether such values are unpickled, which can run any code.
         options: Settings of the I/O; None for ``penstock.Options()``.
+        sealing: For whom tags are sealed; see `penstock.save`. Names of tags and of DeepSpeed's
+            files stay clear. Files that DeepSpeed writes outside of a tag are refused.
+        identities: Keys that open sealed tags; see `penstock.load`. With either, clear tags are
+            refused, also those of DeepSpeed's own.
 
     Raises:
         MissingDependencyError: DeepSpeed is older than 0.17, or has changed a method that is
             wrapped.
         ValueError: ``lazy`` without ``background``.
     """
-    settings = _checked(background, lazy, rng, pickled, trust, options)
+    settings = _checked(
+        background, lazy, rng, pickled, trust, options, SealingKeys.of(sealing, identities)
+    )
     methods.build_with(lambda: PenstockCheckpointEngine(settings))
 
 
@@ -61,12 +71,16 @@ def attach(
     pickled: Iterable[str] = (),
     trust: bool = False,
     options: Options | None = None,
+    sealing: Sealing | None = None,
+    identities: Identities | Key | Iterable[Key] | None = None,
 ) -> None:
     """Makes one engine, a result of ``deepspeed.initialize``, save and load through Penstock.
 
     See `enable` for the arguments and errors.
     """
-    settings = _checked(background, lazy, rng, pickled, trust, options)
+    settings = _checked(
+        background, lazy, rng, pickled, trust, options, SealingKeys.of(sealing, identities)
+    )
     engine.checkpoint_engine = PenstockCheckpointEngine(settings)
 
 
@@ -77,10 +91,11 @@ def _checked(
     pickled: Iterable[str],
     trust: bool,
     options: Options | None,
+    keys: SealingKeys,
 ) -> EngineSettings:
     check_version("deepspeed", "0.17", "0.19.8")
     if lazy and not background:
         raise ValueError("lazy=True: only what is saved in the background can be copied later")
     methods.probe()
     methods.take_over()
-    return EngineSettings(background, lazy, rng, tuple(pickled), trust, options)
+    return EngineSettings(background, lazy, rng, tuple(pickled), trust, options, keys)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from penstock import PendingSave
     from penstock.options import Options
+    from penstock.plugin import SealingKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class EngineSettings:
     pickled: tuple[str, ...]
     trust: bool
     options: Options | None
+    keys: SealingKeys = tags.NO_KEYS
 
 
 class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
@@ -52,7 +54,7 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         super().__init__()
         self.name = "PenstockCheckpointEngine"
         self._settings = settings
-        self._saver = Saver(options=settings.options)
+        self._saver = Saver(options=settings.options, sealing=settings.keys.sealing)
         self._theirs = TorchCheckpointEngine()
         self._save_dir, self._tag = "", ""
         self._is_open = False
@@ -80,6 +82,8 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def save(self, state_dict: Any, path: str) -> None:
         """Keeps a file of the tag for `finish`; writes files outside of a tag at once."""
         if self._files is None:
+            what = "a file that DeepSpeed writes outside of a tag stays clear"
+            self._settings.keys.refuse_sealing(path, what)
             self._theirs.save(state_dict, path)
         else:
             self._files.add(path, state_dict)
@@ -88,12 +92,19 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         """Loads a file of a tag, of Penstock's or DeepSpeed's."""
         self.wait()
         self.loaded = os.path.dirname(os.path.abspath(path))
-        if not tags.is_stub(path):
-            return self._theirs.load(path, map_location)
         settings = self._settings
+        if not tags.is_stub(path):
+            settings.keys.refuse_clear(path, "a file of DeepSpeed's own")
+            return self._theirs.load(path, map_location)
         # Other values are functions that leave everything on the host.
         device = None if callable(map_location) else map_location
-        return tags.read_file(path, trust=settings.trust, options=settings.options, device=device)
+        return tags.read_file(
+            path,
+            trust=settings.trust,
+            options=settings.options,
+            device=device,
+            keys=settings.keys,
+        )
 
     def commit(self, info: Any) -> bool:
         """Does nothing: `finish` commits a tag, once it is known that no more files follow."""
@@ -118,8 +129,12 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             self._move_latest(*self._behind)
 
     def plain(self) -> PenstockCheckpointEngine:
-        """Another engine, which saves in the foreground."""
-        return PenstockCheckpointEngine(replace(self._settings, background=False, lazy=False))
+        """Another engine, which saves in the foreground and has no keys.
+
+        A job that seals need not have identities to load with.
+        """
+        plain = replace(self._settings, background=False, lazy=False, keys=tags.NO_KEYS)
+        return PenstockCheckpointEngine(plain)
 
     # Called by the methods that replace those of DeepSpeed's engine.
 
@@ -229,7 +244,12 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if not self._settings.rng or not is_checkpoint(path):
             return
         try:
-            state = penstock.load(path, keys="rng.*", options=self._settings.options)
+            state = penstock.load(
+                path,
+                keys="rng.*",
+                options=self._settings.options,
+                identities=self._settings.keys.identities,
+            )
         except StateMismatchError as error:
             raise StateMismatchError(
                 f"{path} was saved without random states: enable(rng=False) restores none",

@@ -17,10 +17,13 @@ from penstock.errors import (
 )
 from penstock.integrations import pickling
 from penstock.integrations.deepspeed import values
-from penstock.plugin import durable, is_checkpoint
+from penstock.plugin import SealingKeys, durable, is_checkpoint
 
 if TYPE_CHECKING:
     from penstock.options import Options
+
+NO_KEYS = SealingKeys()
+"""No keys but those that the environment names."""
 
 _STUB = b"penstock-stub\n"
 _SAYS = (
@@ -118,7 +121,12 @@ def unfit(path: str) -> PenstockError:
 
 
 def read_file(
-    path: str, *, trust: bool = False, options: Options | None = None, device: Any = None
+    path: str,
+    *,
+    trust: bool = False,
+    options: Options | None = None,
+    device: Any = None,
+    keys: SealingKeys = NO_KEYS,
 ) -> Any:
     """Loads the state that a stub stands for."""
     directory, name = os.path.split(path)
@@ -129,7 +137,7 @@ def read_file(
             f"beside it: {others}",
             path=directory,
         )
-    names = penstock.inspect(directory).metadata.get("pickled")
+    names = penstock.inspect(directory, identities=keys.identities).metadata.get("pickled")
     if names and not trust:
         # Before anything is loaded.
         raise UnsupportedStateError(
@@ -140,7 +148,9 @@ def read_file(
     # Without a dot, as an empty entry, such as a layer without weights, is a leaf itself.
     pattern = f"files.{name}*"
     try:
-        state = penstock.load(directory, keys=pattern, options=options, device=device)
+        state = penstock.load(
+            directory, keys=pattern, options=options, device=device, identities=keys.identities
+        )
     except StateMismatchError as error:
         if error.key != pattern:
             raise

@@ -6,8 +6,16 @@ import io
 import os
 import shutil
 
+from typing import TYPE_CHECKING
+
 from penstock.errors import CheckpointNotFoundError
 from penstock.integrations.deepspeed import tags
+from penstock.plugin import SealingKeys, check_unsealing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.sealing import Identities, Key
 
 
 def to_torch(
@@ -16,6 +24,8 @@ def to_torch(
     *,
     tag: str | None = None,
     trust: bool = False,
+    unseal: bool = False,
+    identities: Identities | Key | Iterable[Key] | None = None,
 ) -> str:
     """Writes a tag as files of `torch.save`, for ``zero_to_fp32.py`` and ``ds_to_universal.py``.
 
@@ -26,6 +36,8 @@ def to_torch(
         save_dir: Another directory, for the tag and a file ``latest``.
         tag: The tag; None for the one that ``latest`` names.
         trust: Whether pickled values are unpickled.
+        unseal: Whether a sealed tag is written in the clear.
+        identities: Keys that open a sealed tag; see `penstock.load`.
 
     Returns:
         The directory of the tag in ``save_dir``.
@@ -33,6 +45,7 @@ def to_torch(
     Raises:
         CheckpointNotFoundError: There is no such tag.
         FileExistsError: The tag is in ``save_dir`` already.
+        SealedError: The tag is sealed, and ``unseal`` is False or there are no identities.
         PenstockError: It cannot be read.
     """
     import deepspeed.utils
@@ -49,11 +62,13 @@ def to_torch(
             "save_checkpoint",
             path=source,
         )
+    keys = SealingKeys.of(None, identities)
+    check_unsealing(source, unseal=unseal, identities=identities, unseal_by="unseal=True")
     os.makedirs(target)
     for name in names:
         buffer = io.BytesIO()
         try:
-            state = tags.read_file(os.path.join(source, name), trust=trust)
+            state = tags.read_file(os.path.join(source, name), trust=trust, keys=keys)
         except CheckpointNotFoundError:
             # A stub of other ranks, from an earlier save of the tag.
             continue

@@ -17,13 +17,14 @@ from penstock.errors import (
     PenstockError,
     PenstockWarning,
     RankError,
+    TamperedError,
 )
 from penstock.integrations.jax import fitting
 from penstock.integrations.jax.background import Background
 from penstock.integrations.jax.loading import load
 from penstock.integrations.jax.processes import MultiProcessSave, from_all, from_first
 from penstock.integrations.jax.trees import to_state
-from penstock.plugin import Frozen
+from penstock.plugin import Frozen, SealingKeys
 
 if TYPE_CHECKING:
     import os
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from penstock import Options, PendingSave
     from penstock.integrations.jax.background import PendingMultiProcessSave
     from penstock.reports import SaveReport
+    from penstock.sealing import Identities, Key, Sealing
 
 
 class Checkpoints(Closing):
@@ -43,6 +45,9 @@ class Checkpoints(Closing):
             before the new one is on stable storage. None keeps all.
         keep_every: Also keep every step that is a multiple of this.
         options: Settings of the I/O; None for ``Options()``.
+        sealing: For whom each step is sealed; see `penstock.save`.
+        identities: Keys that open sealed steps; see `penstock.load`. With either, clear steps are
+            refused.
 
     Attributes:
         store: The underlying `CheckpointStore`, with `verify`, `protect`, `delete`, …
@@ -69,7 +74,10 @@ class Checkpoints(Closing):
         keep_last: int | None = None,
         keep_every: int | None = None,
         options: Options | None = None,
+        sealing: Sealing | None = None,
+        identities: Identities | Key | Iterable[Key] | None = None,
     ) -> None:
+        self._keys = SealingKeys.of(sealing, identities)
         # JAX's processes are not ranks of `torch.distributed`.
         self.store = CheckpointStore(
             root,
@@ -77,6 +85,8 @@ class Checkpoints(Closing):
             keep_every=keep_every,
             options=options,
             no_dist=jax.process_count() > 1,
+            sealing=sealing,
+            identities=self._keys.identities,
         )
         self._options = options
         self._background = Background()
@@ -141,6 +151,7 @@ class Checkpoints(Closing):
             options=self._options,
             copies=copies,
             after=self.store.retain,
+            sealing=self._keys.sealing,
         )
 
     def load(
@@ -161,7 +172,8 @@ class Checkpoints(Closing):
                 raise CheckpointNotFoundError(
                     f"{self.store.root}: no complete checkpoint is there", path=self.store.root
                 )
-        return load(self.store.path(step), like, keys=keys, options=self._options)
+        path, opened = self.store.path(step), self._keys.identities
+        return load(path, like, keys=keys, options=self._options, identities=opened)
 
     def resume(self, like: Any) -> tuple[int, Any] | None:
         """Loads the newest good step; returns its number and pytree, or None if there are no steps.
@@ -176,6 +188,7 @@ class Checkpoints(Closing):
 
         Raises:
             CorruptCheckpointError: There are steps, and none is good.
+            TamperedError: Somebody without the key has changed a sealed step.
             StateMismatchError: ``like`` does not fit.
             RankError: Another process could not load it.
         """
@@ -203,10 +216,13 @@ class Checkpoints(Closing):
         path = self.store.path(step)
         loaded, own = None, None
         try:
-            loaded = load(path, like, options=self._options)
+            loaded = load(path, like, options=self._options, identities=self._keys.identities)
         except Exception as error:
             own = error
-        is_damage = isinstance(own, CorruptCheckpointError | IncompleteCheckpointError)
+        # Whoever tampers with a step would choose the step of the run.
+        is_damage = isinstance(
+            own, CorruptCheckpointError | IncompleteCheckpointError
+        ) and not isinstance(own, TamperedError)
         told = from_all(path, None if own is None else (is_damage, str(own)))
         for process, one in enumerate(told):
             if one is not None and not one[0]:

@@ -8,7 +8,7 @@ import penstock
 from penstock.checkpoint.state.tree.select import select
 from penstock.integrations.jax.matching import PytreeMatching
 from penstock.integrations.jax.trees import with_keys
-from penstock.plugin import OpenCheckpoint, decode_path, to_native
+from penstock.plugin import OpenCheckpoint, Unsealing, decode_path, to_native
 
 if TYPE_CHECKING:
     import os
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from penstock import Options
     from penstock.integrations.jax.leaves import Leaf
+    from penstock.sealing import Identities, Key
 
 _BATCH_BYTES_MAX = 1 << 30
 """Bytes read before they go to the devices: an accelerator's arrays stay in host memory."""
@@ -27,6 +28,7 @@ def load(
     *,
     keys: str | Iterable[str] | None = None,
     options: Options | None = None,
+    identities: Identities | Key | Iterable[Key] | None = None,
 ) -> Any:
     """Loads a pytree; every byte it returns was verified against its digest.
 
@@ -48,11 +50,16 @@ def load(
         keys: Dotted names of the leaves to load, or patterns of `fnmatch` for them, such as
             ``"params.*"``. ``like`` then has only these.
         options: Settings of the I/O; None for ``Options()``.
+        identities: Keys that open a sealed checkpoint; see `penstock.load`. A clear one is then
+            refused.
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path.
         IncompleteCheckpointError: The save there never finished.
         CorruptCheckpointError: The checkpoint is damaged or malformed.
+        TamperedError: Somebody without the key has changed a sealed checkpoint.
+        SealedError: The checkpoint is sealed, and there are no identities.
+        NotSealedError: ``identities`` are given and the checkpoint is clear.
         StateMismatchError: ``like`` does not fit, or a key matches nothing.
         StorageError: The operating system failed an operation.
 
@@ -67,9 +74,10 @@ def load(
         {'step': 7}
     """
     if like is None:
-        return with_keys(penstock.load(path, keys=keys, options=options), decode_path(path))
+        state = penstock.load(path, keys=keys, options=options, identities=identities)
+        return with_keys(state, decode_path(path))
     settings = to_native(options)
-    opened = OpenCheckpoint(decode_path(path))
+    opened = OpenCheckpoint(decode_path(path), unsealing=Unsealing.of(identities))
     try:
         with opened.reading():
             opened.view_as(0)

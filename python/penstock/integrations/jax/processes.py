@@ -30,8 +30,11 @@ from penstock.integrations.jax.trees import to_state
 from penstock.plugin import (
     ROOT,
     Flattener,
+    HandedKey,
+    KeyOffer,
     PartVote,
     RankAttempt,
+    SealingKeys,
     absolute,
     check_no_store,
     check_step,
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
     from penstock import Options
     from penstock.plugin import TensorSource
+    from penstock.sealing import Sealing
 
 _ANSWER_SECONDS = 600
 """Seconds that processes wait for each other during a load."""
@@ -263,6 +267,7 @@ class MultiProcessSave:
         options: Settings of the I/O; None for ``Options()``.
         copies: Whether leaves that are not JAX's are copied, as they may change before the write.
         after: Called on the first process once the checkpoint is durable.
+        sealing: For whom the checkpoint is sealed; None for a clear one.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it. Other processes get
@@ -280,7 +285,9 @@ class MultiProcessSave:
         options: Options | None = None,
         copies: bool = False,
         after: Callable[[], object] | None = None,
+        sealing: Sealing | None = None,
     ) -> None:
+        self._sealing = SealingKeys.of(sealing).sealing
         self.path = absolute(decode_path(path))
         self._options = to_native(options)
         self._note = encode_metadata(metadata)
@@ -321,7 +328,20 @@ class MultiProcessSave:
     def _write(self) -> RankAttempt:
         """The save on all processes but the first."""
         number = jax.process_index()
-        attempt = RankAttempt.join(self.path, self._mail.wait("begun", 0)["id"], number)
+        begun = self._mail.wait("begun", 0)
+        offer = None if self._sealing is None else KeyOffer()
+        handed = None
+        if begun["is_sealed"]:
+            # Also by a process that does not seal, which is then told so.
+            self._mail.post("offer", {"recipient": None if offer is None else offer.recipient})
+            handed = self._mail.wait(f"key-{number}", 0)["handed"]
+        attempt = RankAttempt.join(
+            self.path,
+            begun["id"],
+            number,
+            offer=offer,
+            handed=None if handed is None else HandedKey(*handed),
+        )
         vote = attempt.write(number, self._part.sources, self._options)
         tree = _digest(self._part.tree)
         self._mail.post("vote", {"vote": vote, "tree": tree, "marks": self._part.marks})
@@ -331,9 +351,14 @@ class MultiProcessSave:
     def _coordinate(self) -> RankAttempt:
         """The save on the first process."""
         check_no_store(self.path)
-        attempt = RankAttempt.begin(self.path, overwrite=self._overwrite)
+        attempt = RankAttempt.begin(self.path, overwrite=self._overwrite, sealing=self._sealing)
         try:
-            self._mail.post("begun", {"id": attempt.id})
+            is_sealed = self._sealing is not None
+            self._mail.post("begun", {"id": attempt.id, "is_sealed": is_sealed})
+            for process in range(1, jax.process_count() if is_sealed else 1):
+                recipient = self._mail.wait("offer", process)["recipient"]
+                handed = attempt.handed(recipient, process)
+                self._mail.post(f"key-{process}", {"handed": handed})
             attempt.write_shards(0, self._part.sources, self._options)
             votes = {0: attempt.write_part(self._part.tree)}
             for process in range(1, jax.process_count()):
@@ -360,7 +385,8 @@ class MultiProcessSave:
 
     def _abort(self, error: BaseException) -> None:
         """Posts an error to the other processes."""
-        for what in ("vote",) if jax.process_index() else ("begun", "outcome"):
+        keys = [f"key-{process}" for process in range(1, jax.process_count())]
+        for what in ("offer", "vote") if jax.process_index() else ("begun", *keys, "outcome"):
             # A message posted already stays, and the coordination service may be gone.
             with contextlib.suppress(RankError):
                 self._mail.post(what, {"error": str(error)})

@@ -11,7 +11,7 @@ from penstock.integrations.jax import fitting
 from penstock.integrations.jax.background import Background
 from penstock.integrations.jax.processes import MultiProcessSave
 from penstock.integrations.jax.trees import to_state
-from penstock.plugin import Frozen
+from penstock.plugin import Frozen, SealingKeys
 
 if TYPE_CHECKING:
     import os
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock import PendingSave
     from penstock.integrations.jax.background import PendingMultiProcessSave
     from penstock.reports import SaveReport
+    from penstock.sealing import Sealing
 
 _saver = Saver()
 _background = Background()
@@ -32,6 +33,7 @@ def save(
     overwrite: bool = False,
     step: int | None = None,
     metadata: Mapping[str, Any] | None = None,
+    sealing: Sealing | None = None,
 ) -> SaveReport:
     """Saves a pytree durably: when this returns, it survives a crash or power cut.
 
@@ -45,6 +47,8 @@ def save(
             new one is committed.
         step: The training step, recorded beside the state.
         metadata: Plain JSON to store with it, readable with `penstock.inspect`.
+        sealing: For whom the checkpoint is sealed; see `penstock.save`. All processes pass it, or
+            none does.
 
     Returns:
         A report of the save; with several processes, of this one's part.
@@ -69,8 +73,9 @@ def save(
     if jax.process_count() > 1:
         wait()
         return MultiProcessSave(
-            path, pytree, overwrite=overwrite, step=step, metadata=metadata
+            path, pytree, overwrite=overwrite, step=step, metadata=metadata, sealing=sealing
         ).run()
+    _saver.sealing = SealingKeys.of(sealing).sealing
     state = to_state(pytree, copies=False)
     return _saver.save(path, state, overwrite=overwrite, step=step, metadata=metadata)
 
@@ -83,6 +88,7 @@ def save_async(
     overwrite: bool = False,
     step: int | None = None,
     metadata: Mapping[str, Any] | None = None,
+    sealing: Sealing | None = None,
 ) -> PendingSave | PendingMultiProcessSave:
     """Saves a pytree in the background, without copying JAX arrays on the host.
 
@@ -102,6 +108,7 @@ def save_async(
         overwrite: Replace a complete checkpoint at the path.
         step: The training step, recorded beside the state.
         metadata: Plain JSON to store with it.
+        sealing: For whom the checkpoint is sealed; see `penstock.save`.
 
     Raises:
         CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
@@ -120,9 +127,16 @@ def save_async(
         wait()
         return _background.begin(
             MultiProcessSave(
-                path, pytree, overwrite=overwrite, step=step, metadata=metadata, copies=True
+                path,
+                pytree,
+                overwrite=overwrite,
+                step=step,
+                metadata=metadata,
+                copies=True,
+                sealing=sealing,
             )
         )
+    _saver.sealing = SealingKeys.of(sealing).sealing
     if copy:
         state = to_state(pytree, copies=False)
         return _saver.save_async(path, state, overwrite=overwrite, step=step, metadata=metadata)

@@ -17,14 +17,15 @@ from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateErro
 from penstock.integrations import pickling
 from penstock.integrations.lightning import directories, fitting, loading
 from penstock.integrations.lightning.enable import enable
-from penstock.plugin import check_storable
+from penstock.plugin import SealingKeys, check_storable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from penstock import PendingSave
     from penstock.options import Options
     from penstock.plugin import Files, PacedRun
+    from penstock.sealing import Identities, Key, Sealing
 
 _REQUEUED = "hpc_ckpt"
 """Prefix of checkpoints after which a job is queued again at once."""
@@ -60,8 +61,12 @@ class PenstockIO(CheckpointIO):
             ""}``; see `penstock.save`.
         files: Small files to store beside the shards, such as the directory of ``config.json``; see
             `penstock.save`.
+        sealing: For whom checkpoints are sealed; see `penstock.save`.
+        identities: Keys that open sealed checkpoints; see `penstock.load`. With either, loads
+            refuse clear checkpoints, also files of Lightning's own.
 
     Raises:
+        CannotSealError: ``groups`` or ``files`` are given with ``sealing``, and would stay clear.
         MissingDependencyError: Lightning is newer than the versions tested, and a trial run did not
             restore its state.
         ValueError: An argument is out of range.
@@ -87,7 +92,12 @@ class PenstockIO(CheckpointIO):
         options: Options | None = None,
         groups: Mapping[str, str] | None = None,
         files: Files | None = None,
+        sealing: Sealing | None = None,
+        identities: Identities | Key | Iterable[Key] | None = None,
     ) -> None:
+        self.keys = SealingKeys.of(sealing, identities)
+        if groups or files:
+            self.keys.refuse_sealing("PenstockIO", "groups= and files= stay clear, for readers")
         if on_error not in ("raise", "warn"):
             raise ValueError(f"on_error={on_error!r}: must be one of 'raise', 'warn'")
         enable()
@@ -104,8 +114,8 @@ class PenstockIO(CheckpointIO):
         self.load_seconds: float | None = None
         """Time of the last load; None before the first."""
         # Lightning lets one rank save; Penstock's strategies let all of them.
-        self._saver = self._alone = Saver(options=options, no_dist=True)
-        self._together = Saver(options=options)
+        self._saver = self._alone = Saver(options=options, no_dist=True, sealing=sealing)
+        self._together = Saver(options=options, sealing=sealing)
         self._pending: PendingSave | None = None
         self._has_failed = False
         self._newest: str | None = None
@@ -119,7 +129,9 @@ class PenstockIO(CheckpointIO):
     def __reduce__(self) -> tuple[Any, ...]:
         # Trainers are copied and sent to other processes. A save in progress stays here.
         names = ("background", "pickled", "trust", "on_error", "options", "groups", "files")
-        return _made, ({name: getattr(self, name) for name in names},)
+        settings = {name: getattr(self, name) for name in names}
+        # Keys can be copied, and refuse to be pickled.
+        return _made, (settings | self.keys._asdict(),)
 
     def check(self, checkpoint: dict[str, Any]) -> None:
         """Raises if a checkpoint could not be stored; copies nothing.
@@ -227,11 +239,16 @@ class PenstockIO(CheckpointIO):
             CheckpointNotFoundError: There is nothing at the path.
             IncompleteCheckpointError: The save there never finished.
             CorruptCheckpointError: It is damaged.
+            TamperedError: Somebody without the key has changed a sealed checkpoint.
+            SealedError: It is sealed, and there are no identities.
+            NotSealedError: It is clear, and the plug-in has keys.
             UnsupportedStateError: It has a pickled value, and is not trusted.
         """
         self.wait()
         began = time.perf_counter()
-        checkpoint = loading.read(path, map_location, weights_only, trust=self.trust)
+        checkpoint = loading.read(
+            path, map_location, weights_only, trust=self.trust, keys=self.keys
+        )
         self.load_seconds = time.perf_counter() - began
         return checkpoint
 

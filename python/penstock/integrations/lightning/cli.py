@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import tempfile
 from typing import Any
 
 import lightning.pytorch.cli
@@ -18,6 +17,7 @@ import torch
 import penstock
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.integrations.lightning import checkpoint_io, loading
+from penstock.integrations.private_directory import private_directory
 from penstock.plugin import is_checkpoint
 
 _PATTERN = "hyper_parameters*"
@@ -56,7 +56,8 @@ def _parse_ckpt_path(cli: Any) -> None:
         # The module was saved without hyper-parameters.
         return
     state = loading.unpacked(state, str(path), None, trust=False)
-    with tempfile.TemporaryDirectory() as directory:
+    is_sealed = penstock.inspect(path).recipients is not None
+    with private_directory(is_sealed=is_sealed) as directory:
         # Written to a file for Lightning's own code, which differs by version.
         file = os.path.join(directory, "hyper-parameters.ckpt")
         torch.save(state, file)

@@ -29,11 +29,12 @@ from penstock.errors import (
     PenstockError,
     PenstockWarning,
     StateMismatchError,
+    TamperedError,
 )
 from penstock.integrations.lightning import loading, newest, resume_position
 from penstock.integrations.lightning.checkpoint_io import PenstockIO
 from penstock.integrations.lightning.strategies import ShardedCheckpoints
-from penstock.plugin import check_model
+from penstock.plugin import SealingKeys, check_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +98,7 @@ class Connector(_CheckpointConnector):
                 candidates |= set(newest.beside(str(directory)))
             elif isinstance(callback, OnExceptionCheckpoint) and os.path.exists(callback.ckpt_path):
                 candidates.add(callback.ckpt_path)
-        found = newest.newest(candidates)
+        found = newest.newest(candidates, self._keys())
         self._others = tuple(found[1:])
         return found[0] if found else None
 
@@ -105,12 +106,17 @@ class Connector(_CheckpointConnector):
     def _hpc_resume_path(self) -> str | None:
         if io_of(self.trainer) is None:
             return super()._hpc_resume_path
-        return newest.of_slurm(str(self.trainer.default_root_dir))
+        return newest.of_slurm(str(self.trainer.default_root_dir), self._keys())
+
+    def _keys(self) -> SealingKeys:
+        """The keys of the trainer's plug-in."""
+        io = io_of(self.trainer)
+        return SealingKeys() if io is None else io.keys
 
     def resume_start(
         self, checkpoint_path: _PATH | None = None, weights_only: bool | None = None
     ) -> None:
-        """Loads a checkpoint; if one chosen here is damaged, an older one."""
+        """Loads a checkpoint; if one chosen here is damaged, but not tampered with, an older one."""
         self._position = None
         resume_position.ResumePosition.uninstall(self.trainer)
         io = io_of(self.trainer)
@@ -130,8 +136,14 @@ class Connector(_CheckpointConnector):
             is_good = error is None
             if is_good if is_alone else strategy.reduce_boolean_decision(is_good):
                 break
+            is_tampered = isinstance(error, TamperedError)
+            if not is_alone:
+                is_tampered = strategy.reduce_boolean_decision(is_tampered, all=False)
             told = f"{path} is damaged, as another rank has found"
             error = error or CorruptCheckpointError(told, path=str(path))
+            if is_tampered:
+                # Whoever changed it would choose the checkpoint of the run.
+                raise error
             if path is paths[-1]:
                 raise error
             warnings.warn(f"a checkpoint is passed over: {error}", PenstockWarning, stacklevel=1)

@@ -14,10 +14,12 @@ from lightning.fabric.utilities.cloud_io import _load
 import penstock
 from penstock.errors import CorruptCheckpointError
 from penstock.integrations import pickling
+from penstock.plugin import SealingKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_NO_KEYS = SealingKeys()
 _HAS_CHOICE = "weights_only" in inspect.signature(TorchCheckpointIO.load_checkpoint).parameters
 _OR_CHOSEN = ", or with weights_only=False," if _HAS_CHOICE else ""
 
@@ -28,6 +30,7 @@ def read(
     weights_only: bool | None = None,
     *,
     trust: bool = False,
+    keys: SealingKeys = _NO_KEYS,
 ) -> dict[str, Any]:
     """Reads a checkpoint: a directory with Penstock, a file with PyTorch.
 
@@ -36,12 +39,14 @@ def read(
         map_location: Where to put tensors, as for `torch.load`.
         weights_only: As for `torch.load`; False also means that pickled values are trusted.
         trust: Whether to unpickle values that were pickled.
+        keys: The keys that open a sealed checkpoint.
     """
     where = os.path.expanduser(os.fspath(path).removeprefix("file://"))
     if "://" not in where and not os.path.isfile(where):
-        state = unpacked(penstock.load(where), where, weights_only, trust=trust)
+        state = unpacked(penstock.load(where, identities=keys.identities), where, weights_only, trust=trust)
         moved: dict[str, Any] = _moved(state, _mover(map_location))
         return moved
+    keys.refuse_clear(where, "a file of Lightning's own")
     check_whole(where)
     if weights_only is None:
         return TorchCheckpointIO().load_checkpoint(where, map_location)

@@ -14,15 +14,19 @@ import penstock
 from penstock.errors import (
     CheckpointNotFoundError,
     IncompleteCheckpointError,
+    NotSealedError,
     PenstockError,
     PenstockWarning,
 )
 from penstock.integrations.directories import numbered
 from penstock.integrations.lightning.directories import SUFFIX
 from penstock.integrations.lightning.loading import check_whole
+from penstock.plugin import AGAINST_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from penstock.plugin import SealingKeys
 
 _UNKNOWN = -1
 """The step of a file that would have to be unpickled to read it."""
@@ -45,28 +49,41 @@ class Candidate:
     is_last: bool
 
 
-def newest(paths: Iterable[str]) -> list[str]:
+def newest(paths: Iterable[str], keys: SealingKeys) -> list[str]:
     """Complete checkpoints from which a run can resume, those of the highest step first.
 
     Unfinished checkpoints and those with weights only are left out; damaged ones are, too, with a
-    `PenstockWarning`.
+    `PenstockWarning`. A checkpoint that was tampered with, or that no key opens, is an error: nobody
+    shall choose an older one for the run. So is a newest one that is clear where sealed ones are
+    demanded.
 
     Args:
         paths: Paths of possible checkpoints.
+        keys: The keys that open sealed checkpoints.
     """
     found: list[Candidate] = []
     damaged: list[PenstockError] = []
+    clear: list[tuple[int, PenstockError]] = []
     for path in sorted(set(paths)):
         try:
-            step = _step(path)
+            step = _step(path, keys)
         except (CheckpointNotFoundError, IncompleteCheckpointError):
             continue
+        except NotSealedError as error:
+            clear.append((_clear_step(path), error))
+            continue
+        except AGAINST_KEYS:
+            raise
         except PenstockError as error:
             damaged.append(error)
             continue
         if step is not None:
             is_last = os.path.basename(path).startswith("last")
             found.append(Candidate(path, step, is_last))
+    for step, not_sealed in clear:
+        # Older ones are those of a run that has sealed its checkpoints since.
+        if all(step >= candidate.step for candidate in found):
+            raise not_sealed
     if damaged and not found:
         raise damaged[0]
     for one in damaged:
@@ -85,8 +102,13 @@ def beside(directory: str) -> list[str]:
     return [entry.path for entry in entries if entry.name.endswith(SUFFIX) and entry.is_dir()]
 
 
-def of_slurm(directory: str) -> str | None:
-    """The complete checkpoint of the highest number saved before Slurm queued a job again."""
+def of_slurm(directory: str, keys: SealingKeys) -> str | None:
+    """The complete checkpoint of the highest number saved before Slurm queued a job again.
+
+    Args:
+        directory: The directory of the run.
+        keys: The keys that open sealed checkpoints.
+    """
     try:
         found = numbered(directory, _HPC)
     except OSError:
@@ -94,10 +116,12 @@ def of_slurm(directory: str) -> str | None:
     damaged: PenstockError | None = None
     for _, path in reversed(found):
         try:
-            if _step(path) is not None:
+            if _step(path, keys) is not None:
                 return path
         except (CheckpointNotFoundError, IncompleteCheckpointError):
             continue
+        except AGAINST_KEYS:
+            raise
         except PenstockError as error:
             damaged = damaged or error
             warnings.warn(f"a checkpoint is passed over: {error}", PenstockWarning, stacklevel=1)
@@ -106,14 +130,24 @@ def of_slurm(directory: str) -> str | None:
     return None
 
 
-def _step(path: str) -> int | None:
+def _step(path: str, keys: SealingKeys) -> int | None:
     """The step of a complete checkpoint; None if a run cannot resume from it."""
     if os.path.isfile(path):
+        keys.refuse_clear(path, "a file of Lightning's own")
         return _step_of_file(path)
-    info = penstock.inspect(path)
+    info = penstock.inspect(path, identities=keys.identities)
     if info.partial or not (info.metadata or {}).get("resumes", True):
         return None
     return _UNKNOWN if info.step is None else info.step
+
+
+def _clear_step(path: str) -> int:
+    """The step of a clear checkpoint; `_UNKNOWN` if it is not known."""
+    try:
+        step = _step_of_file(path) if os.path.isfile(path) else penstock.inspect(path).step
+    except PenstockError:
+        step = None
+    return _UNKNOWN if step is None else step
 
 
 def _step_of_file(path: str) -> int:

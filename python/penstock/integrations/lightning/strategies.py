@@ -112,6 +112,7 @@ class ShardedCheckpoints(ParallelStrategy):
         io.wait()
         path = self.broadcast(directories.absolute(checkpoint_path))
         if not is_checkpoint(path):
+            io.keys.refuse_clear(path, "no checkpoint of Penstock")
             return super().load_checkpoint(path, **loading.weights_only_of(weights_only))
         module = self.lightning_module
         assert module is not None
@@ -123,7 +124,7 @@ class ShardedCheckpoints(ParallelStrategy):
             [get_optimizer_state_dict(model, one) for one in optimizers],
             is_strict=module.strict_loading,
         )
-        penstock.load(path, into=filled)
+        penstock.load(path, into=filled, identities=io.keys.identities)
         rest = loading.unpacked(filled.rest, path, weights_only, trust=io.trust)
         set_model_state_dict(model, filled.model, options=options)
         for optimizer, state in zip(optimizers, filled.optimizers, strict=True):

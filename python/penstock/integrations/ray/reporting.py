@@ -12,6 +12,7 @@ from ray.train import CheckpointUploadMode
 from penstock.errors import UnsupportedStateError
 from penstock.integrations.ray import fitting
 from penstock.integrations.ray.run import NOTE, current
+from penstock.plugin import SealingKeys
 
 if TYPE_CHECKING:
     import os
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from penstock import PendingSave
     from penstock.integrations.ray.run import RayRun
+    from penstock.sealing import Sealing
 
 
 def report(
@@ -29,6 +31,7 @@ def report(
     background: bool = False,
     lazy: bool = False,
     storage_path: str | os.PathLike[str] | None = None,
+    sealing: Sealing | None = None,
 ) -> None:
     """Saves a state and reports it to Ray Train; use it instead of `ray.train.report`.
 
@@ -51,6 +54,8 @@ def report(
             `CheckpointStore.save_async`.
         storage_path: The run's storage path in local mode, where Ray does not provide it; None for
             Ray's default.
+        sealing: For whom the checkpoint is sealed; see `penstock.save`. Make it in the function
+            that trains, as it refuses to be sent to workers. Ray keeps the metrics in the clear.
 
     Raises:
         UnsupportedStateError: A leaf of the state, or a metric, cannot be stored.
@@ -70,6 +75,7 @@ def report(
     run = current(storage_path)
     fitting.try_out(run)
     path = run.path(step)
+    run.saver.sealing = SealingKeys.of(sealing).sealing
     note = {NOTE: {"metrics": _to_json(metrics)}}
     if run.is_local or not background:
         run.saver.save(path, state, step=step, metadata=note)

@@ -17,16 +17,20 @@ from penstock.errors import (
     PenstockError,
     PenstockWarning,
     RankError,
+    TamperedError,
 )
 from penstock.integrations.directories import remove
 from penstock.integrations.ray.reporting import register
 from penstock.integrations.ray.run import NOTE, current
+from penstock.plugin import SealingKeys
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
     from penstock import Training
     from penstock.integrations.ray.run import RayRun
+    from penstock.sealing import Identities, Key
 
 
 class _RunCheckpoints(NamedTuple):
@@ -50,7 +54,10 @@ class _RunCheckpoints(NamedTuple):
 
 
 def resume(
-    training: Training | Any, *, storage_path: str | os.PathLike[str] | None = None
+    training: Training | Any,
+    *,
+    storage_path: str | os.PathLike[str] | None = None,
+    identities: Identities | Key | Iterable[Key] | None = None,
 ) -> int | None:
     """Restores a training from the newest complete checkpoint of the run.
 
@@ -66,6 +73,8 @@ def resume(
             filled, as by ``penstock.load(into=…)``.
         storage_path: The run's storage path in local mode, where Ray does not provide it; None for
             Ray's default.
+        identities: Keys that open sealed checkpoints; see `penstock.load`. A clear one is then
+            refused, as `penstock.load` does. After tampering no older one is tried.
 
     Returns:
         The step; None if there is no checkpoint, in a new run.
@@ -73,18 +82,22 @@ def resume(
     Raises:
         CorruptCheckpointError: There are checkpoints, and none is good; or the newest that Ray has
             is not Penstock's.
+        TamperedError: Somebody without the key has changed a sealed checkpoint.
+        SealedError: A checkpoint is sealed, and there are no identities.
+        NotSealedError: ``identities`` are given and a checkpoint is clear.
         StateMismatchError: The training does not fit.
         RankError: Another worker could not restore it.
         StorageError: The operating system failed an operation.
     """
     run = current(storage_path)
-    found: _RunCheckpoints | Exception = run.first(_seen(run))
+    keys = SealingKeys.of(None, identities)
+    found: _RunCheckpoints | Exception = run.first(_seen(run, keys))
     if isinstance(found, Exception):
         raise found
     for error in found.bad:
         _pass_over(str(error))
     for index, path in enumerate(found.complete):
-        damage = _load(run, path, training)
+        damage = _load(run, path, training, keys)
         if damage is None:
             _register(run, found, index)
             if run.rank == 0:
@@ -107,14 +120,16 @@ def _pass_over(why: str) -> None:
     warnings.warn(f"passed over: {why}", PenstockWarning, stacklevel=3)
 
 
-def _load(run: RayRun, path: str, training: Any) -> str | None:
+def _load(run: RayRun, path: str, training: Any, keys: SealingKeys) -> str | None:
     """Loads a checkpoint on all workers; returns the damage that any of them has found."""
     own: PenstockError | None = None
     try:
-        penstock.load(path, into=training)
+        penstock.load(path, into=training, identities=keys.identities)
     except PenstockError as error:
         own = error
-    is_damage = isinstance(own, CorruptCheckpointError | IncompleteCheckpointError)
+    is_damage = isinstance(
+        own, CorruptCheckpointError | IncompleteCheckpointError
+    ) and not isinstance(own, TamperedError)
     told = run.everyone(None if own is None else (is_damage, str(own)))
     for rank, one in enumerate(told):
         if one is not None and not one[0]:
@@ -122,17 +137,17 @@ def _load(run: RayRun, path: str, training: Any) -> str | None:
     return next((one[1] for one in told if one is not None), None)
 
 
-def _seen(run: RayRun) -> _RunCheckpoints | Exception | None:
+def _seen(run: RayRun, keys: SealingKeys) -> _RunCheckpoints | Exception | None:
     """The checkpoints that rank 0 sees, or its error, which all workers raise."""
     if run.rank:
         return None
     try:
-        return _inspect(run)
+        return _inspect(run, keys)
     except Exception as error:
         return error
 
 
-def _inspect(run: RayRun) -> _RunCheckpoints:
+def _inspect(run: RayRun, keys: SealingKeys) -> _RunCheckpoints:
     """Inspects the run's directory, and asks Ray for its checkpoints."""
     found = _RunCheckpoints([], {}, {}, _registered(run), [], [])
     paths = [path for _, path in run.directories()]
@@ -141,7 +156,9 @@ def _inspect(run: RayRun) -> _RunCheckpoints:
         paths.append(latest.path)
     for path in paths:
         try:
-            info = penstock.inspect(path)
+            info = penstock.inspect(path, identities=keys.identities)
+        except TamperedError:
+            raise
         except (
             CheckpointNotFoundError,
             IncompleteCheckpointError,

@@ -6,7 +6,7 @@ import copy
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +28,7 @@ from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateE
 from penstock.integrations.dcp import StorageReader
 from penstock.integrations.torchtitan import fitting
 from penstock.integrations.torchtitan.states import RANDOM, RandomStates, States
-from penstock.plugin import check_stateful, decode_local_path, is_checkpoint
+from penstock.plugin import SealingKeys, check_stateful, decode_local_path, is_checkpoint
 
 if TYPE_CHECKING:
     from penstock import PendingSave
@@ -75,6 +75,14 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         """Pickle the position in the data if it cannot be stored otherwise, and unpickle it: only
         for checkpoints whose origin you trust."""
 
+        sealing: list[str] = field(default_factory=list)
+        """Recipients for whom checkpoints are sealed: public keys, URIs or paths of their files;
+        see `penstock.sealing`. No secret keys, as configs are logged. Empty for clear ones."""
+
+        identities: list[str] = field(default_factory=list)
+        """Paths of files with the keys that open sealed checkpoints, or URIs. Empty for the file
+        that ``PENSTOCK_IDENTITIES`` names. With either list, clear checkpoints are refused."""
+
     def __init__(
         self,
         config: Config,
@@ -87,10 +95,19 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         sd_adapter: Any,
         base_folder: str = "",
     ) -> None:
+        self._keys = SealingKeys.of_lists(config.sealing, config.identities)
         if config.enable:
             # torchtitan inspects directories with functions of its own.
             folder = decode_local_path(filesystem.join(base_folder, config.folder))
-            self._store = penstock.CheckpointStore(folder, keep_last=config.keep_latest_k or None)
+            if config.last_save_in_hf:
+                what = "the last step in Hugging Face's format (last_save_in_hf) stays clear"
+                self._keys.refuse_sealing(folder, what)
+            self._store = penstock.CheckpointStore(
+                folder,
+                keep_last=config.keep_latest_k or None,
+                sealing=self._keys.sealing,
+                identities=self._keys.identities,
+            )
         # Turns off its process group for background saves, and its thread that deletes.
         plain = copy.copy(config)
         plain.async_mode, plain.keep_latest_k = AsyncMode.DISABLED.value, 0
@@ -220,16 +237,20 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         if not from_hf and not filesystem.isfile(filesystem.join(checkpoint_id, METADATA)):
             names = {MODEL, *state_dict}
             states = {name: value for name, value in self.states.items() if name in names}
-            penstock.load(checkpoint_id, into=self._live(states))
+            keys = self._keys.identities
+            penstock.load(checkpoint_id, into=self._live(states), identities=keys)
             return
         if state_dict.pop(RANDOM, None) is not None:
             logger.warning("%s holds no random states: they stay as they are", checkpoint_id)
         if from_hf or not is_marked(checkpoint_id):
+            if not from_hf:
+                self._keys.refuse_clear(checkpoint_id, "a checkpoint of torchtitan's own")
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
         # Saved by torchtitan's manager under `penstock.integrations.dcp.enable`, which may be off
         # now.
-        load_dcp(state_dict, storage_reader=StorageReader(checkpoint_id))
+        reader = StorageReader(checkpoint_id, identities=self._keys.identities)
+        load_dcp(state_dict, storage_reader=reader)
         self.states[MODEL].load_state_dict(state_dict)
 
     def _find_load_step(self, folder: str = "") -> int:
@@ -255,7 +276,8 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         return {name: value for name, value in self.states.items() if name not in excluded}
 
     def _live(self, states: dict[str, Any]) -> States:
-        return States(states, known=self.states.keys() - {MODEL}, is_trusted=self._trust)
+        known = self.states.keys() - {MODEL}
+        return States(states, known=known, is_trusted=self._trust, keys=self._keys)
 
 
 def _is_saved(path: str) -> bool:

@@ -16,7 +16,7 @@ from torchtitan.components.dataloader import ParallelAwareDataloader
 
 import penstock
 from penstock.errors import StateMismatchError, UnsupportedStateError
-from penstock.plugin import flatten
+from penstock.plugin import SealingKeys, flatten
 
 _SIZE = "world_size"
 
@@ -43,7 +43,9 @@ def capture(loader: Any, *, is_trusted: bool) -> Any:
     return {**state, name: place}
 
 
-def to_restore(loader: Any, state: Any, path: str, *, is_trusted: bool) -> Any:
+def to_restore(
+    loader: Any, state: Any, path: str, *, is_trusted: bool, keys: SealingKeys
+) -> Any:
     """The state for a loader to restore, from a loaded state; changes nothing."""
     if not isinstance(loader, ParallelAwareDataloader):
         return state
@@ -56,7 +58,7 @@ def to_restore(loader: Any, state: Any, path: str, *, is_trusted: bool) -> Any:
             key=f"{DATALOADER}.{_SIZE}",
             path=path,
         )
-    place = state[name] if name in state else _of_another(name, path)
+    place = state[name] if name in state else _of_another(name, path, keys)
     saved = _workers(place)
     if saved is not None and saved != loader.num_workers:
         raise StateMismatchError(
@@ -94,10 +96,13 @@ def _workers(place: Any) -> int | None:
     return 0 if "_num_yielded" in place else None
 
 
-def _of_another(name: str, path: str) -> Any:
+def _of_another(name: str, path: str, keys: SealingKeys) -> Any:
     """The position saved by another rank, for runs whose ranks are arranged differently."""
-    for rank in range(penstock.inspect(path).world_size):
-        state = penstock.load(path, keys=f"{DATALOADER}.*", rank=rank)[DATALOADER]
+    for rank in range(penstock.inspect(path, identities=keys.identities).world_size):
+        loaded = penstock.load(
+            path, keys=f"{DATALOADER}.*", rank=rank, identities=keys.identities
+        )
+        state = loaded[DATALOADER]
         if name in state:
             return state[name]
     raise StateMismatchError(

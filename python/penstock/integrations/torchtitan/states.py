@@ -22,7 +22,7 @@ from penstock.tensors.dtypes import torch_dtype
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.plugin import Node, View
+    from penstock.plugin import Node, SealingKeys, View
 
 RANDOM = "rng"
 """Name of the random states, as in a `penstock.Training`."""
@@ -53,14 +53,21 @@ class States(LiveState):
             are. States that are omitted stay unchanged when the others are restored.
         known: All names of states in this run: other names at the top belong to the model.
         is_trusted: Whether positions in the data may be pickled.
+        keys: The keys that open sealed checkpoints.
     """
 
     def __init__(
-        self, states: Mapping[str, Any], *, known: Iterable[str], is_trusted: bool
+        self,
+        states: Mapping[str, Any],
+        *,
+        known: Iterable[str],
+        is_trusted: bool,
+        keys: SealingKeys,
     ) -> None:
         self._states = dict(states)
         self._known = set(known)
         self._is_trusted = is_trusted
+        self._keys = keys
 
     def state_dict(self) -> dict[str, Any]:
         """The present state; tensors are not copied."""
@@ -104,7 +111,11 @@ class States(LiveState):
             loader = self._states[DATALOADER]
             # Raises on a mismatch before any object takes its state.
             state[DATALOADER] = places.to_restore(
-                loader, state[DATALOADER], path or "", is_trusted=self._is_trusted
+                loader,
+                state[DATALOADER],
+                path or "",
+                is_trusted=self._is_trusted,
+                keys=self._keys,
             )
         for name, value in self._states.items():
             if name == MODEL:

@@ -8,7 +8,10 @@ from penstock.integrations.transformers.mixin import PenstockTrainerMixin
 from penstock.integrations.transformers.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.options import Options
+    from penstock.sealing import Identities, Key, Sealing
 
 T = TypeVar("T")
 
@@ -25,6 +28,8 @@ def attach(
     save_every: int | Literal["auto"] | None = None,
     failures_per_hour: float | None = None,
     save_seconds_max: float = 3600.0,
+    sealing: Sealing | None = None,
+    identities: Identities | Key | Iterable[Key] | None = None,
 ) -> T:
     """Makes a trainer save and load its checkpoints with Penstock.
 
@@ -41,6 +46,8 @@ def attach(
         save_every: Steps between two saves, ``"auto"``, or None for the Trainer's own strategy.
         failures_per_hour: Failures of the whole job.
         save_seconds_max: The longest time between two saves.
+        sealing: For whom checkpoints are sealed.
+        identities: Keys that open sealed checkpoints.
 
     Returns:
         The trainer.
@@ -49,6 +56,7 @@ def attach(
         TypeError: It is no Trainer.
         UnsupportedStateError: Its backend saves checkpoints by itself.
         ValueError: An argument has an unsupported value.
+        CannotSealError: With ``sealing``, something would stay clear.
     """
     from transformers import Trainer
 
@@ -64,6 +72,8 @@ def attach(
         save_every=save_every,
         failures_per_hour=failures_per_hour,
         save_seconds_max=save_seconds_max,
+        sealing=sealing,
+        identities=identities,
     )
     changed: Any = trainer
     kind = type(trainer)

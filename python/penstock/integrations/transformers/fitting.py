@@ -157,6 +157,8 @@ def _tiny(trainer: Trainer, directory: str) -> Any:
     tiny.args.save_total_limit = None
     tiny.processing_class = tiny.data_collator = None
     tiny.penstock_saves = tiny._penstock_rng = None
+    # A job that seals need not have identities to load with.
+    tiny.penstock_settings = tiny.penstock_settings.clear()
     return tiny
 
 

@@ -16,18 +16,25 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.errors import IncompleteCheckpointError, StateMismatchError, UnsupportedStateError
+from penstock.errors import (
+    IncompleteCheckpointError,
+    SealedError,
+    StateMismatchError,
+    UnsupportedStateError,
+)
 from penstock.integrations.first_rank import from_first
 from penstock.integrations.transformers import fitting, parts, run
 from penstock.integrations.transformers.saves import Retained, Saves, files_in
 from penstock.integrations.transformers.settings import Settings
 from penstock.integrations.versions import check_version
-from penstock.plugin import is_checkpoint
+from penstock.plugin import OpenCheckpoint, is_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from transformers import Trainer as _Base
+
+    from penstock.plugin import SealingKeys
 else:
     _Base = object
 
@@ -74,10 +81,27 @@ class PenstockTrainerMixin(_Base):
                 "save_on_each_node=True: all ranks save one checkpoint together, on storage that "
                 "they share; set it to False"
             )
+        self._check_sealing()
         if self.penstock_settings.save_every is not None and self.args.save_strategy != "no":
             raise ValueError(
                 "save_every says when to save: set save_strategy='no' in the TrainingArguments"
             )
+
+    def _check_sealing(self) -> None:
+        """Refuses what a sealed checkpoint cannot hold."""
+        keys, where = self.penstock_settings.keys, self.args.output_dir or "."
+        if self.args.push_to_hub:
+            keys.refuse_sealing(where, "push_to_hub=True uploads the model in the clear")
+        if not self.args.load_best_model_at_end or keys.sealing is None:
+            return
+        if not keys.can_open:
+            raise SealedError(
+                f"{where}: load_best_model_at_end reads a sealed checkpoint: give identities=, too",
+                path=where,
+            )
+        if parts.has_adapters(self.model):
+            what = "PEFT loads the best adapters from clear files (load_best_model_at_end)"
+            keys.refuse_sealing(where, what)
 
     # Saving.
 
@@ -144,9 +168,12 @@ class PenstockTrainerMixin(_Base):
 
     def _training(self) -> penstock.Training:
         """The state to save."""
+        settings = self.penstock_settings
+        is_sealed = settings.sealing is not None
         if self.args.save_only_model:
-            return penstock.Training(rng=False, **parts.weights(self.model))
-        return parts.whole(self, self.penstock_settings.pickled)
+            files = {parts.FILES: {}} if is_sealed else {}
+            return penstock.Training(rng=False, **parts.weights(self.model), **files)
+        return parts.whole(self, settings.pickled, has_files=is_sealed)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the model as before; within a checkpoint, all but its weights."""
@@ -242,18 +269,19 @@ class PenstockTrainerMixin(_Base):
             resume_from_checkpoint = from_first(self._newest) or True
         path = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
         if path is not None and os.path.isdir(path):
-            _check_resumable(path)
+            _check_resumable(path, self.penstock_settings.keys)
             fitting.warn_of_order()
         self._penstock_rng = None
         has_saves = self.args.save_strategy != "no" or self.penstock_settings.save_every is not None
         self._penstock_is_looked_at = not has_saves
-        with self._penstock.running(path, self.args.output_dir or "."):
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+        saves = self._penstock
+        with saves.running(path, self.args.output_dir or "."), saves.opened(path) as opened:
+            return super().train(opened or resume_from_checkpoint, *args, **kwargs)
 
     def _newest(self) -> str | None:
         """The newest complete checkpoint; None if there are none at all."""
         directory = self.args.output_dir or "."
-        path = run.newest_checkpoint(directory)
+        path = run.newest_by(directory, self.penstock_settings.keys, stacklevel=4)
         found = run.find(directory) if path is None else []
         if found:
             raise IncompleteCheckpointError(
@@ -289,33 +317,47 @@ class PenstockTrainerMixin(_Base):
         return saves.is_over
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if not is_checkpoint(resume_from_checkpoint) or parts.has_adapters(self.model):
+        stored = self._penstock.stored(resume_from_checkpoint)
+        if not is_checkpoint(stored) or parts.has_adapters(self.model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        elif resume_from_checkpoint != self._penstock.resumed:
+        elif stored != self._penstock.resumed:
             weights = model or self.model
-            parts.restore_weights(resume_from_checkpoint, weights, self.penstock_settings)
+            parts.restore_weights(stored, weights, self.penstock_settings)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        checkpoint = self._stored(checkpoint)
         if checkpoint is None or not is_checkpoint(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         began = time.perf_counter()
         parts.restore(self, checkpoint, self.penstock_settings)
         # Some Trainers load their own state, with the step, later.
-        step = penstock.inspect(checkpoint).step
+        keys = self.penstock_settings.keys.identities
+        step = penstock.inspect(checkpoint, identities=keys).step
         self._penstock.loaded(step, time.perf_counter() - began)
 
+    def _stored(self, checkpoint: str | None) -> str | None:
+        return None if checkpoint is None else self._penstock.stored(checkpoint)
+
     def _load_scaler(self, checkpoint: str | None) -> None:
+        checkpoint = self._stored(checkpoint)
         if checkpoint is None or not is_checkpoint(checkpoint):
             super()._load_scaler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
+        checkpoint = self._stored(checkpoint)
         if checkpoint is None or not is_checkpoint(checkpoint):
             super()._load_rng_state(checkpoint)
         else:
             # Again, as random numbers were drawn since everything was loaded.
-            options = self.penstock_settings.options
-            penstock.load(checkpoint, into=penstock.Training(), keys="rng.*", options=options)
+            settings = self.penstock_settings
+            penstock.load(
+                checkpoint,
+                into=penstock.Training(),
+                keys="rng.*",
+                options=settings.options,
+                identities=settings.keys.identities,
+            )
         self._note_random()
 
     def _load_best_model(self) -> None:
@@ -361,23 +403,28 @@ class PenstockTrainerMixin(_Base):
         return self.penstock_saves
 
 
-def _check_resumable(path: str) -> None:
+def _check_resumable(path: str, keys: SealingKeys) -> None:
     """Refuses a checkpoint from which training cannot resume."""
     remedy = "load them with from_pretrained, and train without resume_from_checkpoint"
     if is_checkpoint(path):
-        saved = penstock.inspect(path).metadata.get("trainer", {}).get("parts")
+        # Raises if it is sealed and there are no identities.
+        OpenCheckpoint(path, unsealing=keys.unsealing).release()
+        note = penstock.inspect(path, identities=keys.identities).metadata.get("trainer", {})
+        saved = note.get("parts")
         if saved is not None and "rng" not in saved:
             raise StateMismatchError(
                 f"{path} holds weights only, as save_only_model=True was set: {remedy}",
                 key="optimizer",
                 path=path,
             )
-        if not os.path.isfile(os.path.join(path, run.STATE)):
+        is_there = run.STATE in note.get(parts.FILES, ())
+        if not is_there and not os.path.isfile(os.path.join(path, run.STATE)):
             raise IncompleteCheckpointError(
                 f"{path} lacks {run.STATE}: no Trainer has saved it, or somebody has removed it",
                 path=path,
             )
         return
+    keys.refuse_clear(path, "a checkpoint of the Trainer's own")
     lacks = run.lacking(path)
     if lacks is not None:
         raise IncompleteCheckpointError(

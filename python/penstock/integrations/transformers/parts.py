@@ -20,8 +20,14 @@ if TYPE_CHECKING:
     from penstock.integrations.transformers.settings import Settings
 
 
-def whole(trainer: Any, pickled: Collection[str]) -> penstock.Training:
-    """All of a trainer's tensors and random states.
+FILES = "files"
+"""The member of a sealed checkpoint with the Trainer's small files, and of its note with names."""
+
+
+def whole(
+    trainer: Any, pickled: Collection[str], *, has_files: bool = False
+) -> penstock.Training:
+    """All of a trainer's tensors and random states, and room for its small files if wanted.
 
     For a model with PEFT adapters the weights are left out: PEFT has its own files for them.
     """
@@ -42,19 +48,25 @@ def whole(trainer: Any, pickled: Collection[str]) -> penstock.Training:
     if "optimizer" in pickled and isinstance(optimizer, torch.optim.Optimizer):
         # Wrapped, a lazy save does not find it, but its steps have to wait all the same.
         guard_all([optimizer])
+    if has_files:
+        parts[FILES] = {}
     return penstock.Training(**parts)
 
 
 def restore(trainer: Any, path: str, settings: Settings) -> None:
     """Restores a trainer from a checkpoint."""
-    pickled = penstock.inspect(path).metadata.get("trainer", {}).get("raw", [])
+    keys = settings.keys.identities
+    note = penstock.inspect(path, identities=keys).metadata.get("trainer", {})
+    pickled = note.get("raw", [])
     if pickled and not settings.trust:
         raise UnsupportedStateError(
             f"{path}: {', '.join(pickled)} is stored as pickled bytes, which run whatever code "
             "they hold: set trust=True if you know who has written them",
             key=pickled[0],
         )
-    penstock.load(path, into=whole(trainer, pickled), options=settings.options)
+    # The small files were read before, for the Trainer.
+    training = whole(trainer, pickled, has_files=FILES in note)
+    penstock.load(path, into=training, options=settings.options, identities=keys)
 
 
 def weights(model: Any) -> dict[str, Any]:
@@ -72,7 +84,8 @@ def has_adapters(model: Any) -> bool:
 def restore_weights(path: str, model: Any, settings: Settings) -> None:
     """Loads the weights of a checkpoint into a model."""
     training = penstock.Training(rng=False, model=model)
-    info = penstock.inspect(path)
+    keys = settings.keys.identities
+    info = penstock.inspect(path, identities=keys)
     stored = {tensor.name for tensor in info.tensors} | info.aliases.keys() | info.values().keys()
     for name in training.state_dict()["model"]:
         if f"model.{escaped(name)}" not in stored:
@@ -82,7 +95,9 @@ def restore_weights(path: str, model: Any, settings: Settings) -> None:
                 key=f"model.{name}",
                 path=path,
             )
-    penstock.load(path, into=training, keys="model.*", options=settings.options)
+    penstock.load(
+        path, into=training, keys="model.*", options=settings.options, identities=keys
+    )
 
 
 class _Pickled:

@@ -10,12 +10,17 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import penstock
 from penstock.errors import IncompleteCheckpointError, PenstockError, PenstockWarning
 from penstock.integrations import directories
-from penstock.plugin import MANIFEST, is_checkpoint, is_of_rank
+from penstock.plugin import AGAINST_KEYS, MANIFEST, SealingKeys, is_checkpoint, is_of_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from penstock.sealing import Identities, Key
 
 STATE = "trainer_state.json"
 SENTINEL = "checkpoint-is-incomplete.txt"
@@ -30,6 +35,7 @@ _INDEX = re.compile(r"(model|pytorch_model)\.(safetensors|bin)\.index\.json")
 _OPTIMIZER = re.compile(
     r"optimizer\.(pt|bin)|optimizer_[0-9]+|global_step[0-9]+|rank.*-optimizer\.pt"
 )
+_ADAPTER = re.compile(r"(^|/)adapter_model\.(safetensors|bin)$")
 _SCHEDULER = re.compile(r"scheduler\.pt|global_step[0-9]+")
 
 
@@ -49,15 +55,20 @@ class CheckpointDirectory(NamedTuple):
 
 def find(directory: str) -> list[CheckpointDirectory]:
     """All checkpoints of a run, complete or not, the newest step first."""
-    found = reversed(directories.numbered(directory, _NAME))
-    return [
-        CheckpointDirectory(step, path, lacking(path))
-        for step, path in found
-        if os.path.isdir(path)
-    ]
+    return list(_found(directory, None))
 
 
-def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
+def _found(directory: str, keys: SealingKeys | None) -> Iterator[CheckpointDirectory]:
+    for step, path in reversed(directories.numbered(directory, _NAME)):
+        if os.path.isdir(path):
+            yield CheckpointDirectory(step, path, lacking(path, keys))
+
+
+def newest_checkpoint(
+    directory: str | os.PathLike[str],
+    *,
+    identities: Identities | Key | Iterable[Key] | None = None,
+) -> str | None:
     """The newest complete checkpoint of a run, by step; None if none was ever complete.
 
     Each newer one that is skipped gives a `PenstockWarning`. For runs that resume if they can:
@@ -65,9 +76,14 @@ def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
 
     Args:
         directory: The run's directory, the trainer's ``output_dir``; it may not exist yet.
+        identities: Keys that open sealed checkpoints; see `penstock.load`. A clear one is then
+            refused.
 
     Raises:
         IncompleteCheckpointError: All that were complete are damaged.
+        TamperedError: Somebody without the key has changed a sealed checkpoint: no older one is
+            taken.
+        NotSealedError: ``identities`` are given and the newest checkpoint is clear.
 
     Example:
         >>> import tempfile
@@ -75,12 +91,19 @@ def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
         >>> newest_checkpoint(tempfile.mkdtemp()) is None
         True
     """
-    where = os.fspath(directory)
+    return newest_by(os.fspath(directory), SealingKeys.of(None, identities), stacklevel=3)
+
+
+def newest_by(where: str, keys: SealingKeys, *, stacklevel: int) -> str | None:
+    """The newest complete checkpoint of a run; see `newest_checkpoint`."""
     passed_over = []
-    for found in find(where):
+    for found in _found(where, keys):
         if found.lacks is None:
+            if not is_checkpoint(found.path):
+                keys.refuse_clear(found.path, "a checkpoint of the Trainer's own")
             return found.path
-        warnings.warn(f"passed over {found.path}: {found.lacks}", PenstockWarning, stacklevel=2)
+        told = f"passed over {found.path}: {found.lacks}"
+        warnings.warn(told, PenstockWarning, stacklevel=stacklevel)
         passed_over.append(found)
     for found in passed_over:
         if is_checkpoint(found.path):
@@ -92,16 +115,36 @@ def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     return None
 
 
-def lacking(path: str) -> str | None:
-    """Why a directory holds no complete checkpoint; None if it does."""
+def lacking(path: str, keys: SealingKeys | None = None) -> str | None:
+    """Why a directory holds no complete checkpoint; None if it does.
+
+    Args:
+        path: The directory.
+        keys: The keys that open a sealed checkpoint. None to look at it from outside: its manifest
+            then says that it is complete.
+
+    Raises:
+        TamperedError: With ``keys``, somebody without the key has changed it.
+        PenstockError: With ``keys``, another of the errors `AGAINST_KEYS`.
+    """
     if is_checkpoint(path):
         try:
-            saved = penstock.inspect(path).metadata.get("trainer", {}).get("parts", ["model"])
+            info = penstock.inspect(path, identities=None if keys is None else keys.identities)
+        except AGAINST_KEYS as error:
+            if keys is not None:
+                raise
+            return str(error)
         except PenstockError as error:
             return str(error)
-        if "model" not in saved and not _has_adapters(path):
+        if info.is_closed:
+            return None
+        note = info.metadata.get("trainer", {})
+        saved, sealed = note.get("parts", ["model"]), note.get("files", [])
+        has_adapters = any(map(_ADAPTER.search, sealed)) or _has_adapters(path)
+        if "model" not in saved and not has_adapters:
             return "it lacks the weights of its adapters"
-        return None if os.path.isfile(os.path.join(path, STATE)) else f"it lacks {STATE}"
+        is_there = STATE in sealed or os.path.isfile(os.path.join(path, STATE))
+        return None if is_there else f"it lacks {STATE}"
     if not os.path.isdir(path):
         return "there is nothing"
     names = set(os.listdir(path))

@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import penstock
 from penstock.errors import PenstockError, PenstockWarning, RankError, StorageError, storage_errors
+from penstock.integrations.private_directory import private_directory
+from penstock.integrations.transformers.parts import FILES
 from penstock.integrations.transformers.run import lacking, rotate
 from penstock.plugin import durable, is_checkpoint
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.integrations.transformers.settings import Settings
     from penstock.plugin import PacedRun
+    from penstock.sealing import Identities
 
 
 _NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
@@ -51,10 +53,11 @@ class Saves:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._saver = penstock.Saver(options=settings.options)
+        self._saver = penstock.Saver(options=settings.options, sealing=settings.sealing)
         self._pending: penstock.PendingSave | None = None
         self._last: str | None = None
         self.staging: str | None = None
+        self._opened: tuple[str, str] | None = None
         self.resumed: str | None = None
         self.is_over = False
         self._best: str | None = None
@@ -141,12 +144,45 @@ class Saves:
     @contextlib.contextmanager
     def staged(self) -> Iterator[str]:
         """A directory in which a trainer writes the small files of a checkpoint."""
-        with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+        is_sealed = self._settings.sealing is not None
+        with private_directory(is_sealed=is_sealed) as directory:
             self.staging = directory
             try:
                 yield directory
             finally:
                 self.staging = None
+
+    @contextlib.contextmanager
+    def opened(self, path: str | None) -> Iterator[str | None]:
+        """A directory with the small files of a checkpoint: its own, or one in memory if sealed.
+
+        Args:
+            path: The checkpoint; None for none.
+        """
+        keys = self._settings.keys.identities
+        is_ours = path is not None and is_checkpoint(path)
+        if path is None or not is_ours or FILES not in _note(path, keys):
+            yield path
+            return
+        # The first rank has them.
+        loaded = penstock.load(path, keys=f"{FILES}*", rank=0, identities=keys)
+        with private_directory(is_sealed=True) as directory:
+            where = os.path.join(directory, os.path.basename(os.path.normpath(path)))
+            for name, content in loaded[FILES].items():
+                file = Path(where, name)
+                if not file.resolve().is_relative_to(Path(where).resolve()):
+                    raise AssertionError(f"{name!r} lies outside of its checkpoint")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+            self._opened = (where, path)
+            try:
+                yield where
+            finally:
+                self._opened = None
+
+    def stored(self, path: str) -> str:
+        """The checkpoint that a path stands for, which may be the directory of `opened`."""
+        return self._opened[1] if self._opened is not None and path == self._opened[0] else path
 
     def covers(self, path: str) -> bool:
         """Whether a path is the checkpoint saved last, whose save may still be running.
@@ -200,17 +236,23 @@ class Saves:
             best = [one for one in kept if lacking(one) is None]
             rotate(os.path.dirname(path), step, retained.limit, set(best[:1]))
 
-        saved = list(training.state_dict())
+        saved = [name for name in training.state_dict() if name != FILES]
+        note = {"parts": saved, "raw": self._pickled(saved)}
         further: dict[str, Any] = {
             "step": step,
-            "metadata": {"trainer": {"parts": saved, "raw": self._pickled(saved)}},
+            "metadata": {"trainer": note},
             # True only if there is one: otherwise small files are in place before the manifest.
             "overwrite": is_checkpoint(path) or self.covers(path),
-            # Lets `from_pretrained` load the directory.
-            "groups": {"model": ""} if "model" in saved else None,
-            "files": {name: text for name, text in files.items() if _is_carried(name, text)},
         }
-        training = _Placing(training, files.items() - further["files"].items(), path)
+        if settings.sealing is not None:
+            note[FILES] = sorted(files)
+            setattr(training, FILES, files)
+        else:
+            # Lets `from_pretrained` load the directory.
+            further["groups"] = {"model": ""} if "model" in saved else None
+            carried = {name: text for name, text in files.items() if _is_carried(name, text)}
+            further["files"] = carried
+            training = _Placing(training, files.items() - carried.items(), path)
         try:
             if settings.background and not at_once:
                 self._pending = self._saver.save_async(
@@ -245,6 +287,12 @@ class Saves:
     def _pickled(self, saved: Collection[str]) -> list[str]:
         """The parts stored as pickled bytes."""
         return [name for name in self._settings.pickled if name in saved]
+
+
+def _note(path: str, keys: Identities | None) -> dict[str, Any]:
+    """The note that the plug-in has saved with a checkpoint."""
+    note: dict[str, Any] = penstock.inspect(path, identities=keys).metadata.get("trainer", {})
+    return note
 
 
 def files_in(directory: str) -> dict[str, bytes]:

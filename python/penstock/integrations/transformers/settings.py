@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from penstock.integrations.first_rank import from_first
-from penstock.plugin import PacedRun
+from penstock.plugin import PacedRun, SealingKeys
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.options import Options
+    from penstock.sealing import Identities, Key, Sealing
 
 PARTS = ("model", "optimizer", "scheduler", "scaler")
 """Parts of a trainer that have a state, by their names in a checkpoint."""
@@ -39,9 +42,15 @@ class Settings:
         failures_per_hour: Failures of the whole job, for ``save_every="auto"``. None for those that
             ``history.jsonl`` in the output directory counts, beginning with published rates.
         save_seconds_max: With ``save_every="auto"``, the longest time between two saves.
+        sealing: For whom checkpoints are sealed; see `penstock.save`. The Trainer's small files
+            are sealed with them, so ``from_pretrained`` does not load the directories.
+        identities: Keys that open sealed checkpoints; see `penstock.load`. With either, a run
+            resumes from no clear checkpoint.
+        keys: Both, for the plug-in.
 
     Raises:
         ValueError: An attribute has an unsupported value.
+        KeyFileError: An identity is no secret key.
     """
 
     background: bool = False
@@ -53,6 +62,9 @@ class Settings:
     save_every: int | Literal["auto"] | None = None
     failures_per_hour: float | None = None
     save_seconds_max: float = 3600.0
+    sealing: Sealing | None = None
+    identities: Identities | Key | Iterable[Key] | None = field(default=None, repr=False)
+    keys: SealingKeys = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "warn"):
@@ -65,6 +77,11 @@ class Settings:
                 f"pickled={odd[0]!r}: must be some of {', '.join(map(repr, PARTS[1:]))}"
             )
         self.run_in("")
+        object.__setattr__(self, "keys", SealingKeys.of(self.sealing, self.identities))
+
+    def clear(self) -> Settings:
+        """Returns the same settings without keys."""
+        return replace(self, sealing=None, identities=None)
 
     def run_in(self, directory: str) -> PacedRun:
         """A run that saves into a directory.

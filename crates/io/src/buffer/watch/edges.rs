@@ -7,6 +7,18 @@ use crate::buffer::HostRegion;
 pub struct Edges(pub(super) Vec<Edge>);
 
 impl Edges {
+    /// Whether [`put_over`](Edges::put_over) may change a copy of `bytes` of a contiguous region's
+    /// content from byte `start` on.
+    pub fn may_be_over(&self, index: usize, region: &HostRegion, start: u64, bytes: u64) -> bool {
+        let content = region.span().start + start as usize;
+        let content = content..content + bytes as usize;
+        let first = self.0.partition_point(|edge| edge.region < index);
+        let mine = self.0[first..].iter();
+        mine.take_while(|edge| edge.region == index).any(|edge| {
+            edge.address < content.end && content.start < edge.address + edge.bytes.len()
+        })
+    }
+
     /// Puts the saved bytes over a copy of a region's content from byte `start` on.
     pub fn put_over(&self, index: usize, region: &HostRegion, start: u64, copy: &mut [u8]) {
         let first = self.0.partition_point(|edge| edge.region < index);

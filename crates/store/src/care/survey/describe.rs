@@ -229,6 +229,7 @@ impl Description {
                         chunk_bytes: CHUNK_BYTES,
                         chunks: Vec::new(),
                         sealed: None,
+                        blake3: None,
                     });
                     part.tensors.extend(tensors);
                     for missing in &unknown {

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::format::digest::{CHUNK_BYTES, Digest, hex_list};
 use crate::format::name;
 use crate::seal::{Block, Tags, Text};
+use crate::sign::Hashes;
 
 /// One shard with its digests.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -23,6 +24,9 @@ pub struct FileEntry {
     /// Set if the shard is sealed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed: Option<SealedFile>,
+    /// The hash of each chunk, if the save made them to sign the checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blake3: Option<Hashes>,
 }
 
 /// The members that a sealed shard needs to be opened.
@@ -92,6 +96,11 @@ impl FileEntry {
                 "{}: the chunk digests do not add up to the file's",
                 self.name
             ));
+        }
+        let hashes = self.blake3.as_ref().map(|hashes| hashes.0.len());
+        if let Some(hashes) = hashes.filter(|hashes| *hashes != self.chunks.len()) {
+            let (name, chunks) = (&self.name, self.chunks.len());
+            return Err(format!("{name}: {hashes} hashes for {chunks} chunks"));
         }
         match &self.sealed {
             Some(sealed) => self.check_sealed(sealed),

@@ -17,7 +17,7 @@ use crate::format::digest::CHUNK_BYTES;
 use crate::format::part::{FileEntry, FileOpener, TensorEntry};
 use crate::options::Options;
 use crate::pipeline::damage::Damage;
-use crate::pipeline::read::{OnDamage, Source, read};
+use crate::pipeline::read::{Hashing, OnDamage, Source, read};
 use crate::pipeline::target::Target;
 use crate::plan::read::{FileFacts, Goal, Item, Placement, Request, plan};
 use crate::progress::Progress;
@@ -118,6 +118,10 @@ impl Checkpoint {
         let mut run = Run::default();
         let opened = self.open_files(&used, settings.direct, &mut run);
         let mut sources = opened.map_err(|error| self.replaced_or(error, &used))?;
+        self.learn_hashes(&used, &sources, &settings, progress, &mut run)?;
+        for (source, &file) in sources.iter_mut().zip(&used) {
+            source.hashing = self.hashing(file);
+        }
         if let Some(openers) = openers {
             for (source, &file) in sources.iter_mut().zip(&used) {
                 source.opener = match &openers[file] {
@@ -226,7 +230,12 @@ impl Checkpoint {
     }
 
     /// Opens files in the given order.
-    fn open_files(&self, used: &[usize], direct: Direct, run: &mut Run) -> Result<Vec<Source<'_>>> {
+    pub(super) fn open_files(
+        &self,
+        used: &[usize],
+        direct: Direct,
+        run: &mut Run,
+    ) -> Result<Vec<Source<'_>>> {
         let files = self.file_system.files();
         let open = |&index: &usize| {
             let entry = &self.part.files[index];
@@ -273,6 +282,17 @@ impl Checkpoint {
         let offset = Some(damage.offset());
         let tensor = touched.map(str::to_owned);
         let detail = damage.detail();
+        if let (Some(signed), true) = (&self.signed, damage.is_tampered) {
+            let signer = &signed.signer;
+            let detail = format!("the chunk that begins here is not the one that {signer} signed");
+            return Error::Signature {
+                path,
+                file,
+                offset,
+                tensor,
+                detail,
+            };
+        }
         match damage.is_tampered {
             false => Error::Corrupt {
                 path,
@@ -327,6 +347,7 @@ pub(crate) fn open_shard<'a>(
         bytes: entry.bytes,
         chunks: Some(&entry.chunks),
         opener: None,
+        hashing: Hashing::Off,
     })
 }
 
@@ -343,5 +364,6 @@ pub(crate) fn open_unseen<'a>(
         bytes: entry.bytes,
         chunks: Some(&entry.chunks),
         opener: None,
+        hashing: Hashing::Off,
     })
 }

@@ -1,8 +1,10 @@
-//! Opening sealed items on the way from staging to their places.
+//! Opening sealed items in their places, or on the way there.
 //!
-//! A sealed item is read into one staging run. A chunk whose text lies in one window of host
-//! memory is opened right there, in place of the copy; another one is opened in staging and copied
-//! from there. A chunk that does not open leaves zeros.
+//! An item that fills new memory alone is read there and opened in place, chunk by chunk while a
+//! chunk is in a cache. Nobody sees that memory if a chunk does not open. Any other item is read
+//! into one staging run. A chunk whose text lies in one window of host memory is opened right
+//! there, in place of the copy; another one is opened in staging and copied from there. A chunk
+//! that does not open leaves zeros.
 
 use std::ops::Range;
 
@@ -17,8 +19,17 @@ impl PlacedItem {
     /// # Errors
     /// The first chunk that does not open; later ones are still sealed.
     pub(in crate::pipeline) fn open(&mut self, opener: &ShardOpener) -> Result<(), Range<u64>> {
+        let range = self.range.clone();
+        if let Some(bytes) = self.alone_in_place() {
+            let starts = (range.start..range.end).step_by(CHUNK_BYTES as usize);
+            for (start, text) in starts.zip(bytes.chunks_mut(CHUNK_BYTES as usize)) {
+                let opened = opener.open_in_place(start / CHUNK_BYTES, &[], text);
+                opened.map_err(|_| start..start + text.len() as u64)?;
+            }
+            return Ok(());
+        }
         let [run] = self.runs.as_mut_slice() else {
-            unreachable!("a sealed item is planned with one run")
+            unreachable!("a sealed item is planned with one piece or one run")
         };
         let buf = run.buf.as_mut().expect("all reads of the item are back");
         let staged = buf.as_mut_slice();
@@ -43,6 +54,20 @@ impl PlacedItem {
             opened.map_err(|_| chunk)?;
         }
         Ok(())
+    }
+
+    /// The bytes of the item if it was read in place.
+    fn alone_in_place(&mut self) -> Option<&mut [u8]> {
+        let [landing] = self.landings.as_mut_slice() else {
+            return None;
+        };
+        let Place::Direct { window, read } = &mut landing.place else {
+            return None;
+        };
+        let window = window.as_mut().expect("all reads of the item are back");
+        let first = (self.range.start - read.start) as usize;
+        let bytes = (self.range.end - self.range.start) as usize;
+        Some(&mut window.as_mut_slice()[first..first + bytes])
     }
 }
 

@@ -78,7 +78,7 @@ impl StagingQueue {
                 {
                     bufs.push(buf);
                 }
-                for filled in claim.copy_all(bufs)? {
+                for filled in claim.copy_all(bufs, &[])? {
                     self.push(filled);
                 }
             }

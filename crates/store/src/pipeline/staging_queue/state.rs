@@ -6,10 +6,14 @@ use std::sync::Arc;
 
 use penstock_io::buffer::{DeviceToHost, Region, Watch};
 
+use crate::seal::Tag;
+
 /// An extent whose bytes are in a buffer, or arriving there, padded with zeros to a whole page.
 pub(crate) struct Filled {
     pub(crate) number: u64,
     pub(crate) buf: DeviceToHost,
+    /// The tags of chunks that were sealed while they were copied; empty if none was.
+    pub(crate) tags: Vec<Option<Tag>>,
 }
 
 pub(super) struct StagingState {

@@ -22,7 +22,8 @@ pub struct FileFacts {
     pub memory_alignment: usize,
     /// Whether each read is a request over a network: then an item is read with one request.
     pub is_elsewhere: bool,
-    /// Whether its bytes are opened after they were read: then all go through staging.
+    /// Whether its bytes are opened after they were read. Then only whole items are read in place,
+    /// into new memory: others would leave sealed bytes in the caller's.
     pub is_sealed: bool,
 }
 
@@ -201,7 +202,8 @@ fn direct_range(
     item: &Range<u64>,
 ) -> Range<u64> {
     let none = part.end..part.end;
-    if facts.is_sealed {
+    let is_whole_and_new = part == item && matches!(area.owner, Owner::Segment(_));
+    if facts.is_sealed && !is_whole_and_new {
         return none;
     }
     let range = match area.owner {

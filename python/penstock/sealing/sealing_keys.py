@@ -1,0 +1,147 @@
+"""`SealingKeys`: the keys with which a plug-in saves and loads."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from penstock.errors import (
+    CannotSealError,
+    KeyFileError,
+    KmsError,
+    NotSealedError,
+    SealedError,
+    TamperedError,
+    WrongKeyError,
+)
+from penstock.sealing.identities import Identities
+from penstock.sealing.sealing import Sealing, check_sealing
+from penstock.sealing.unsealing import Unsealing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock.sealing.passphrase import Key
+
+
+AGAINST_KEYS = (TamperedError, WrongKeyError, KmsError, SealedError, NotSealedError)
+"""Errors after which nobody goes back to an older checkpoint by itself.
+
+Whoever can write to the storage can cause them, and would choose the checkpoint of the run.
+"""
+
+
+SECRET = re.compile(
+    r"\s*(AGE-SECRET-KEY-|PENSTOCK-SECRET-KEY-|-----BEGIN |[0-9a-f]{64}\s*$)", re.I
+)
+"""The beginning of a secret key, which stands in no command line and no configuration."""
+
+
+def _check_public(name: str, keys: Sequence[str]) -> None:
+    for index, key in enumerate(keys):
+        if SECRET.match(key):
+            raise KeyFileError(
+                f"{name}[{index}] is a secret key, and configurations are logged and stored: give "
+                "the path of its file"
+            )
+
+
+class SealingKeys(NamedTuple):
+    """The keys with which a plug-in saves and loads, by its options ``sealing`` and ``identities``.
+
+    Whoever seals also demands sealed checkpoints: either option refuses clear ones.
+
+    Attributes:
+        sealing: For whom checkpoints are sealed; None for clear ones.
+        identities: As `penstock.load` and `penstock.inspect` take them.
+    """
+
+    sealing: Sealing | None = None
+    identities: Identities | None = None
+
+    @classmethod
+    def of(
+        cls,
+        sealing: Sealing | None = None,
+        identities: Identities | Key | Iterable[Key] | None = None,
+    ) -> Self:
+        """Returns the keys by the arguments of a plug-in.
+
+        Args:
+            sealing: For whom checkpoints are sealed; None for clear ones.
+            identities: Keys that open sealed checkpoints; None for the file that
+                ``PENSTOCK_IDENTITIES`` names, if any.
+
+        Raises:
+            KeyFileError: An identity is no secret key.
+            StorageError: A file of identities cannot be read.
+            TypeError: An argument has the wrong type.
+        """
+        check_sealing(sealing)
+        if sealing is None and identities is None:
+            return cls()
+        return cls(sealing, Identities.resolve(identities) or Identities.none())
+
+    @classmethod
+    def of_lists(cls, recipients: Sequence[str], identities: Sequence[str]) -> Self:
+        """Returns the keys by two lists of a configuration, of which an empty one stands for None.
+
+        Args:
+            recipients: Recipients: public keys, URIs or paths.
+            identities: Paths of files with identities, or URIs.
+
+        Raises:
+            KeyFileError: A key is none, or stands in the configuration itself.
+            StorageError: A file cannot be read.
+            TypeError: A key has the wrong type.
+        """
+        _check_public("sealing", recipients)
+        _check_public("identities", identities)
+        return cls.of(Sealing(recipients) if recipients else None, identities or None)
+
+    @property
+    def can_open(self) -> bool:
+        """Whether there are identities of these keys, which may yet be the wrong ones."""
+        return self.identities is not None and self.identities.native is not None
+
+    @property
+    def is_demanded(self) -> bool:
+        """Whether clear checkpoints are refused."""
+        return self.identities is not None
+
+    @property
+    def unsealing(self) -> Unsealing:
+        """How checkpoints are opened."""
+        return Unsealing.of(self.identities)
+
+    def refuse_clear(self, path: str, what: str) -> None:
+        """Refuses another library's checkpoint, which is clear, where sealed ones are demanded.
+
+        Args:
+            path: Its path.
+            what: Whose checkpoint it is, such as ``"a checkpoint of Accelerate's own"``.
+
+        Raises:
+            NotSealedError: Sealed checkpoints are demanded.
+        """
+        if self.is_demanded:
+            raise NotSealedError(
+                f"{path} is {what}, which is clear, and a sealed one is demanded; find out who put "
+                "it there; to load it, leave sealing= and identities= out",
+                path=path,
+            )
+
+    def refuse_sealing(self, path: str, what: str) -> None:
+        """Refuses a save that would leave something clear.
+
+        Args:
+            path: The checkpoint's directory.
+            what: What would stay clear, and why.
+
+        Raises:
+            CannotSealError: Checkpoints are sealed.
+        """
+        if self.sealing is not None:
+            raise CannotSealError(
+                f"{path}: {what}; leave that out, or save without sealing=", path=path
+            )

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Breaks sealing in one place after the other, and runs its tests: each break has to be noticed.
+
+The breaks stand in seal_mutants.toml. They are made in a worktree of HEAD, which is removed in the
+end; what is compiled goes to `target`. Prints each break with the first test that noticed it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "scripts" / "seal_mutants.toml"
+FAILED = re.compile(r"^test (\S+) \.\.\. FAILED$", re.MULTILINE)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="only the mutants whose name contains one of these")
+    chosen = parser.parse_args().names
+    table = tomllib.loads(TABLE.read_text())
+    mutants = [
+        mutant
+        for mutant in table["mutants"]
+        if not chosen or any(name in mutant["name"] for name in chosen)
+    ]
+    survivors = []
+    with worktree() as tree:
+        if chosen == [] and (failed := run(tree, table["command"])) != []:
+            print(f"the tests fail without a mutant: {failed}", file=sys.stderr)
+            return 1
+        for mutant in mutants:
+            noticed = try_one(tree, mutant, table["command"])
+            print(f"{mutant['name']:50} {noticed[0] if noticed else 'SURVIVES'}", flush=True)
+            if not noticed:
+                survivors.append(mutant["name"])
+    print(f"{len(mutants) - len(survivors)} of {len(mutants)} noticed")
+    return 1 if survivors else 0
+
+
+@contextmanager
+def worktree() -> Iterator[Path]:
+    """Yields a directory with the files of HEAD."""
+    place = Path(tempfile.mkdtemp(prefix="penstock-mutants-"))
+    tree = place / "tree"
+    subprocess.run(
+        ["git", "worktree", "add", "--quiet", "--detach", tree, "HEAD"], cwd=ROOT, check=True
+    )
+    try:
+        yield tree
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
+        shutil.rmtree(place)
+
+
+def try_one(tree: Path, mutant: dict[str, Any], command: list[str]) -> list[str]:
+    """Returns the tests that fail with a mutant."""
+    before = {}
+    try:
+        for change in mutant["changes"]:
+            file = tree / change["file"]
+            text = file.read_text()
+            before.setdefault(file, text)
+            count = text.count(change["find"])
+            if count != change.get("count", 1):
+                raise SystemExit(f"{mutant['name']}: {change['file']} has {count}: {change['find']}")
+            file.write_text(text.replace(change["find"], change["replace"]))
+        return run(tree, mutant.get("command", command))
+    finally:
+        for file, text in before.items():
+            file.write_text(text)
+
+
+def run(tree: Path, command: list[str]) -> list[str]:
+    """Runs tests, and returns those that fail; ends the program if nothing was tested."""
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target")}
+    done = subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+    failed = FAILED.findall(done.stdout)
+    if done.returncode and not failed:
+        raise SystemExit(f"no test ran:\n{done.stderr[-3000:]}")
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
