@@ -25,6 +25,8 @@ __all__ = [
     "Attempt",
     "AttemptKey",
     "Bench",
+    "BlockOpener",
+    "BlockSealer",
     "BoxEntry",
     "CachingHostAllocator",
     "Checkpoint",
@@ -275,6 +277,22 @@ class Checkpoint:
         pieces: list[TensorTarget],
         wanted: tuple[int, int],
     ) -> None: ...
+    def open_chunks(
+        self,
+        file: str,
+        start: int,
+        pieces: list[TensorTarget],
+        wanted: tuple[int, int],
+    ) -> None: ...
+    def open_blocks(self, file: str, tags: NativeArray) -> BlockOpener: ...
+
+@final
+class BlockSealer:
+    def __new__(cls, header_bytes: int, block_bytes: int) -> BlockSealer: ...
+    def seal(self, first: int, memory: TensorTarget) -> bytes: ...
+
+@final
+class BlockOpener: ...
 
 @final
 class Arena:
@@ -635,6 +653,7 @@ class RowReader:
         row_bytes: int,
         value_bytes: int,
         checks: NativeArray | None,
+        openers: list[BlockOpener] | None = None,
         cache: RowCache | None,
         gap_bytes: int,
         run_bytes_max: int,

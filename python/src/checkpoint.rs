@@ -12,10 +12,11 @@ use penstock_store::plan::read::Placement;
 use penstock_store::report::LoadReport;
 use penstock_store::seal::Unsealing;
 use penstock_store::{Error, tier};
-use pyo3::exceptions::PyIndexError;
+use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
+use crate::blocks::NativeBlockOpener;
 use crate::call::{self, Callback};
 use crate::errors;
 use crate::keys::Identities;
@@ -25,7 +26,7 @@ use crate::report;
 use crate::rows::{BoxEntry, GroupEntry, MissingTensor, TensorEntry};
 use crate::signing::Signers;
 use crate::tensor::device::Followed;
-use crate::tensor::{self, HostBuffer, LoadTarget, NativeFill, TensorTarget};
+use crate::tensor::{self, HostBuffer, LoadTarget, NativeArray, NativeFill, TensorTarget};
 
 /// Buffers, the position of each tensor in them, and the report.
 type Loaded<'py> = (
@@ -343,6 +344,40 @@ impl Checkpoint {
         let pieces: Vec<&[u8]> = bufs.iter().map(IoBuf::as_slice).collect();
         let wanted = wanted.0..wanted.1;
         call::without_gil(py, || self.inner.check(file, start, &pieces, wanted))
+    }
+
+    /// Opens whole chunks of a sealed file in place; `pieces` of memory hold its bytes from `start`
+    /// on.
+    fn open_chunks(
+        &self,
+        py: Python<'_>,
+        file: &str,
+        start: u64,
+        pieces: Vec<TensorTarget>,
+        wanted: (u64, u64),
+    ) -> PyResult<()> {
+        let regions: PyResult<Vec<_>> = pieces.into_iter().map(tensor::target).collect();
+        let mut bufs: Vec<IoBuf> = regions?.into_iter().map(HostRegionMut::into_buf).collect();
+        let pieces = bufs.iter_mut().map(IoBuf::as_mut_slice).collect();
+        let wanted = wanted.0..wanted.1;
+        call::without_gil(py, || self.inner.open_chunks(file, start, pieces, wanted))
+    }
+
+    /// The opener of a file that is sealed by blocks, with the tags of all blocks in order.
+    fn open_blocks(
+        &self,
+        py: Python<'_>,
+        file: &str,
+        tags: NativeArray,
+    ) -> PyResult<NativeBlockOpener> {
+        let region = tensor::contiguous(tags)?;
+        let mut bytes = vec![[0; 16]; region.len() as usize / 16];
+        if region.len() % 16 != 0 {
+            return Err(PyValueError::new_err("tags have 16 bytes each"));
+        }
+        region.copy_to(0, bytes.as_flattened_mut());
+        let opener = call::without_gil(py, || self.inner.open_blocks(file, bytes))?;
+        Ok(NativeBlockOpener::new(opener))
     }
 }
 

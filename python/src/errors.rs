@@ -134,6 +134,10 @@ fn gather_remedy(error: &penstock_gather::Error) -> &'static str {
     use penstock_gather::Error as Gather;
     match error {
         Gather::Damaged { .. } | Gather::Broken { .. } => "restore the table from a copy",
+        Gather::Tampered { .. } => {
+            "find out who can write there, and restore the table from a copy that nobody else can \
+             write to"
+        }
         Gather::NoTable { .. } => "make one with penstock.features.Table.create",
         Gather::Exists { .. } => "open it, or remove the directory first",
         Gather::Busy { .. } => "close it there: one process has a table, once",
@@ -154,6 +158,12 @@ fn of_table(py: Python<'_>, message: &str, error: &penstock_gather::Error) -> Py
             fields.set_item("path", path.parent().map(Path::as_os_str))?;
             fields.set_item("file", path.file_name())?;
             "CorruptCheckpointError"
+        }
+        Gather::Tampered { path, offset, .. } => {
+            fields.set_item("path", path.parent().map(Path::as_os_str))?;
+            fields.set_item("file", path.file_name())?;
+            fields.set_item("offset", offset)?;
+            "TamperedError"
         }
         Gather::NoTable { path } => {
             fields.set_item("path", path.as_os_str())?;
@@ -335,7 +345,7 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
             fields.set_item("supported", supported)?;
             "FormatVersionError"
         }
-        Error::Unsupported { key, .. } => {
+        Error::Unsupported { key, .. } | Error::SealedByBlocks { key, .. } => {
             fields.set_item("key", key)?;
             "UnsupportedStateError"
         }

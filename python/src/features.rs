@@ -12,6 +12,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::blocks::NativeBlockOpener;
 use crate::call;
 use crate::data_file::DataFile;
 use crate::errors;
@@ -142,9 +143,13 @@ pub struct RowReader {
 #[pymethods]
 impl RowReader {
     /// Segments are files, each with the offset of its rows and their number; checks are an array
-    /// of `uint32` for the blocks of all segments in order.
+    /// of `uint32` for the blocks of all segments in order; openers open those of each segment, if
+    /// they are sealed.
     #[new]
-    #[pyo3(signature = (executor, weight, segments, *, row_bytes, value_bytes, checks, cache, gap_bytes, run_bytes_max))]
+    #[pyo3(signature = (
+        executor, weight, segments, *, row_bytes, value_bytes, checks, openers=None, cache,
+        gap_bytes, run_bytes_max
+    ))]
     #[expect(
         clippy::too_many_arguments,
         reason = "they are the keywords of a constructor"
@@ -157,23 +162,35 @@ impl RowReader {
         row_bytes: u64,
         value_bytes: u64,
         checks: Option<NativeArray>,
+        openers: Option<Vec<Py<NativeBlockOpener>>>,
         cache: Option<Py<RowCache>>,
         gap_bytes: u64,
         run_bytes_max: u64,
     ) -> PyResult<RowReader> {
         let share = executor.claim_for_rows(py, weight)?;
         let mut sums = checks.map(tensor::words).transpose()?.map(Vec::into_iter);
+        let mut openers = openers.map(Vec::into_iter);
         let segment = |(file, offset, rows): (Py<DataFile>, u64, u64)| {
+            let opener = match &mut openers {
+                None => None,
+                Some(openers) => {
+                    let opener = openers.next();
+                    let opener = opener.ok_or_else(|| PyValueError::new_err("too few openers"))?;
+                    Some(opener.get().of_rows(offset)?)
+                }
+            };
             let blocks = Checks::blocks(rows * row_bytes) as usize;
             let sums = sums.as_mut().map(|sums| sums.by_ref().take(blocks));
-            Segment {
+            Ok(Segment {
                 target: file.get().to_read(),
                 offset,
                 rows,
                 checks: sums.map(Checks::new).map(Arc::new),
-            }
+                opener,
+            })
         };
-        let segments = segments.into_iter().map(segment).collect();
+        let segments = segments.into_iter().map(segment);
+        let segments = segments.collect::<PyResult<_>>()?;
         let table = Table::new(segments, row_bytes, value_bytes);
         let cache = cache.map(|cache| cache.get().shared());
         let merging = Merging {

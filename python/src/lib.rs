@@ -11,6 +11,7 @@
 
 mod attempt;
 mod bench;
+mod blocks;
 mod caching_allocator;
 mod call;
 mod checkpoint;
@@ -69,6 +70,8 @@ mod _native {
     use crate::attempt::Attempt;
     #[pymodule_export]
     use crate::bench::{Bench, probe_directory, probe_io_uring, probe_names, probe_watch};
+    #[pymodule_export]
+    use crate::blocks::{NativeBlockOpener, NativeBlockSealer};
     #[pymodule_export]
     use crate::caching_allocator::{CachingHostAllocator, reserve};
     #[pymodule_export]

@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::value::RawValue;
 
+use crate::blocks::NativeBlockSealer;
 use crate::call::{self, Callback};
 use crate::keys::AttemptKey;
 use crate::options::NativeOptions;
@@ -31,7 +32,13 @@ pub(crate) type NativeAlias = (String, usize, Option<(Vec<u64>, Vec<i64>, u64)>)
 /// box)`.
 pub(crate) type NativeLinked = (Vec<NativeFile>, Vec<NativeFileTensor>);
 
-pub(crate) type NativeFile = (PathBuf, u64, Vec<u64>, Py<PyAny>);
+pub(crate) type NativeFile = (
+    PathBuf,
+    u64,
+    Vec<u64>,
+    Py<PyAny>,
+    Option<Py<NativeBlockSealer>>,
+);
 
 pub(crate) type NativeFileTensor = (
     String,
@@ -148,12 +155,13 @@ pub(crate) fn sidecars(files: Vec<NativeSidecar>, index: Option<String>) -> Side
 
 fn linked((files, tensors): NativeLinked) -> PyResult<Linked> {
     let mut linked = Linked::default();
-    for (path, bytes, chunks, owner) in files {
+    for (path, bytes, chunks, owner, sealer) in files {
         let chunks = chunks.into_iter().map(Digest).collect();
         linked.files.push(LinkedFile {
             path,
             bytes,
             chunks,
+            sealer: sealer.map(|sealer| sealer.get().shared()),
         });
         linked.holders.push(Owner::of(owner));
     }

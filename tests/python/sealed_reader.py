@@ -36,6 +36,7 @@ class SealedCheckpoint(Checkpoint):
 
     def __init__(self, path: Path, data_key: bytes) -> None:
         self.data_key = data_key
+        self.opened: list[bytes] = []
         super().__init__(path)
 
     def _read_part(self, entry: dict[str, Any]) -> dict[str, Any]:
@@ -59,6 +60,9 @@ class SealedCheckpoint(Checkpoint):
         _require(file["name"].startswith(f"shard-00000-{number:02}."), "9.5: names")
         sealed = file["sealed"]
         header_bytes = sealed["header_bytes"]
+        if "blocks" in sealed:
+            self.opened.append(self._open_blocks(data, number, sealed))
+            return self.opened[-1]
         _require(0 <= header_bytes <= min(CHUNK_BYTES, len(data)), "9.5: header_bytes")
         place = struct.pack("<IIQQQ", 0, number, len(data), header_bytes, CHUNK_BYTES)
         key, nonce, commitment = self._keys("penstock.v1.shard", self.salt, place)
@@ -74,7 +78,39 @@ class SealedCheckpoint(Checkpoint):
             opened += _decrypt(
                 key, _counted(nonce, index), chunk[len(header) :] + tag, header, f"9.6: {index}"
             )
+        self.opened.append(opened)
         return opened
+
+    def _open_blocks(self, data: bytes, number: int, sealed: dict[str, Any]) -> bytes:
+        """9.10: a file that is sealed by blocks; its tags are in a tensor of a file before it."""
+        header_bytes, block_bytes = sealed["header_bytes"], sealed["blocks"]["block_bytes"]
+        _require(sealed["tags"] == "", "9.10: tags")
+        wrapping, nonce, _ = self._keys(
+            "penstock.v1.file", self.salt, struct.pack("<II", 0, number)
+        )
+        wrapped = base64.b64decode(sealed["blocks"]["key"])
+        file_key = _decrypt(wrapping, nonce, wrapped, b"", "9.10: key")
+        _require(len(file_key) == 32, "9.10: key")
+        info = b"penstock.v1.blocks\0" + struct.pack("<QQ", header_bytes, block_bytes)
+        okm = HKDF(SHA256(), 76, bytes(32), info).derive(file_key)
+        _require(base64.b64decode(sealed["commitment"]) == okm[44:], "9.10: commitment")
+        tags = self._tags_of(number)
+        blocks = range(header_bytes, len(data), block_bytes)
+        _require(len(tags) == TAG_BYTES * len(blocks), "9.10: number of tags")
+        opened = data[:header_bytes]
+        for index, start in enumerate(blocks):
+            block = data[start : start + block_bytes] + tags[TAG_BYTES * index :][:TAG_BYTES]
+            opened += _decrypt(okm[:32], _counted(okm[32:44], index), block, b"", f"9.10: {index}")
+        return opened
+
+    def _tags_of(self, number: int) -> bytes:
+        rows = {row["name"]: row for row in self.part["tensors"]}
+        (name,) = [name for name, row in rows.items() if row["file"] == number]
+        note = self.metadata["penstock.features"][name]["seals"]
+        _require((note["cipher"], note["block_bytes"]) == ("aes256gcm", 4096), "9.10: seals")
+        row = rows[note["tensor"]]
+        begin, end = row["range"]
+        return self.opened[row["file"]][begin:end]
 
     def _files(self) -> list[dict[str, Any]]:
         files: list[dict[str, Any]] = self.part["files"]

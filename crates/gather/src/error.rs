@@ -45,6 +45,21 @@ pub enum Error {
         /// Number of bytes.
         bytes: u64,
     },
+    /// A block is whole, and is not the one that was sealed for its place.
+    #[error(
+        "row {row} was tampered with: bytes {offset} to {} of {} are not those that were sealed",
+        offset + bytes - 1, path.display()
+    )]
+    Tampered {
+        /// The first row that overlaps the block.
+        row: u64,
+        /// The file.
+        path: PathBuf,
+        /// Offset in the file, in bytes.
+        offset: u64,
+        /// Number of bytes.
+        bytes: u64,
+    },
     /// The directory has no mutable table.
     #[error("{}: no table is there", path.display())]
     NoTable {

@@ -43,4 +43,5 @@ pub use reader::Reader;
 pub use reader::shared::Counts;
 pub use table::checks::{BLOCK_BYTES, Checks};
 pub use table::runs::Merging;
+pub use table::seal::OpenBlocks;
 pub use table::{Segment, Table};

@@ -2,6 +2,7 @@
 
 pub(crate) mod checks;
 pub(crate) mod runs;
+pub(crate) mod seal;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use penstock_io::executor::Target;
 
 use self::checks::{BLOCK_BYTES, Checks};
+use self::seal::OpenBlocks;
 
 /// Consecutive rows in one file.
 #[derive(Clone, Debug)]
@@ -21,6 +23,8 @@ pub struct Segment {
     pub rows: u64,
     /// Checksums of its blocks, the last of which may be shorter. `None` if none were stored.
     pub checks: Option<Arc<Checks>>,
+    /// Opens its blocks, if they are sealed. It has no checksums then.
+    pub opener: Option<Arc<dyn OpenBlocks>>,
 }
 
 /// Rows of equal size, stored in segments.
@@ -129,9 +133,10 @@ impl Table {
         }
     }
 
-    /// The bytes to read for a span: whole blocks if they have checksums.
+    /// The bytes to read for a span: whole blocks if they have checksums or are sealed.
     pub(crate) fn read(&self, span: Span) -> Span {
-        if self.segments[span.segment].segment.checks.is_none() {
+        let Segment { checks, opener, .. } = &self.segments[span.segment].segment;
+        if checks.is_none() && opener.is_none() {
             return span;
         }
         let end = self.segment_bytes(span.segment);
@@ -140,6 +145,11 @@ impl Table {
             segment: span.segment,
             bytes: start - start % BLOCK_BYTES..last.next_multiple_of(BLOCK_BYTES).min(end),
         }
+    }
+
+    /// Opens the blocks of a segment, if they are sealed.
+    pub(crate) fn opener(&self, segment: usize) -> Option<&Arc<dyn OpenBlocks>> {
+        self.segments[segment].segment.opener.as_ref()
     }
 
     /// The file of a segment.

@@ -207,6 +207,14 @@ pub enum Error {
         /// The checkpoint directory.
         path: PathBuf,
     },
+    /// A load, which opens chunks, asks for a tensor that is sealed by blocks.
+    #[error("{}: {key} is a table whose rows are sealed by blocks, and is not loaded as a whole", path.display())]
+    SealedByBlocks {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// Dotted name of the tensor.
+        key: String,
+    },
     /// The checkpoint is clear where a sealed one is demanded.
     #[error("{path} is not sealed, and a sealed checkpoint is demanded")]
     NotSealed {

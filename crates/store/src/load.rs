@@ -3,4 +3,5 @@
 pub mod check;
 pub mod checkpoint;
 pub mod fill;
+pub mod open;
 pub(crate) mod signed;

@@ -10,6 +10,7 @@
 //! pipeline decides when a chunk is sealed or opened. It does not promise that an older sealed
 //! checkpoint in the place of a newer one is noticed, and a holder of the data key can forge.
 
+mod blocks;
 mod derive;
 mod encoded;
 mod message;
@@ -23,6 +24,9 @@ use std::sync::Arc;
 
 pub use penstock_keys::{DataKey, KeyError, Signers, Unwrap, Wrap};
 
+pub use blocks::{BlockOpener, BlockSealer};
+
+pub(crate) use blocks::BlockKey;
 pub(crate) use derive::{ShardPlace, draw_salt};
 pub(crate) use encoded::Tag;
 pub use encoded::{Block, Sha256, Tags, Text};

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.examples import example
+from penstock.cli.keys.given import identity_option
 from penstock.cli.paths import check_directory
 from penstock.cli.units import BYTE_COUNT, Finite
 from penstock.common.console import PATH, console, escaped, json_option, print_json
@@ -76,6 +77,7 @@ class _TokenIds(_Ids):
     help="Draw from the likeliest tokens of this probability.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Seed of random draws.")
+@identity_option
 @json_option
 def generate(
     model: Path,
@@ -86,6 +88,7 @@ def generate(
     temperature: float,
     top_p: float | None,
     seed: int | None,
+    identities: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Generate text with MODEL, holding --memory bytes of its weights.
@@ -102,7 +105,7 @@ def generate(
 
     begun = time.perf_counter()
     try:
-        streamed = offload.stream(model, memory_bytes=memory_bytes)
+        streamed = offload.stream(model, memory_bytes=memory_bytes, identities=identities or None)
     except ValueError as error:
         raise _plain(error) from error
     made = time.perf_counter()

@@ -59,7 +59,7 @@ class FeaturesStats:
             another batch's request for the row failed.
         device_bytes: Bytes of rows that GPUs copied from pinned memory by themselves; 0 where
             PyTorch copied them.
-        is_checked: Whether rows read are compared with checksums.
+        is_checked: Whether rows read are compared with checksums or, if sealed, with tags.
         engine: ``"uring"`` or ``"threads"``.
         direct: Whether reads bypass the page cache.
         fallbacks: Faster ways that could not be used, each with its reason.
@@ -171,6 +171,7 @@ class Features:
                 row_bytes=source.row_bytes,
                 value_bytes=self._value_bytes,
                 checks=None if source.checks is None else _words(source.checks),
+                openers=None if source.opener is None else [source.opener],
                 cache=native_cache(cache, self._value_bytes, name),
                 gap_bytes=gap_bytes,
                 run_bytes_max=max(run_bytes_max, source.row_bytes),
@@ -439,7 +440,7 @@ class Features:
             useful_bytes=counts.read_rows * self._value_bytes,
             read_again=counts.read_again,
             device_bytes=device_bytes,
-            is_checked=self.source.checks is not None,
+            is_checked=self.source.is_checked,
             engine=self._engine,
             direct=self._is_direct,
             fallbacks=fallbacks,

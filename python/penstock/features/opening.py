@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.features.features import Features
 from penstock.features.sources.source import find
+from penstock.sealing.unsealing import Unsealing
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from penstock.features.cache import Cache
     from penstock.io.tensor_io import TensorIO
+    from penstock.sealing.identities import Identities
+    from penstock.sealing.passphrase import Key
 
 
 def open(
@@ -25,6 +28,7 @@ def open(
     check: bool = True,
     gap_bytes: int | None = None,
     io: TensorIO | None = None,
+    identities: Identities | Key | Iterable[Key] | None = None,
 ) -> Features:
     """Opens a table, to read its rows by id.
 
@@ -43,6 +47,10 @@ def open(
         gap_bytes: Bytes that the device reads in the time of one request, 16 KiB: gaps between rows
             are read where that saves an eighth of the batch's time. 0 never reads gaps.
         io: Settings of the I/O workers, as `penstock.offload.TensorIO` takes them.
+        identities: Keys that open a table of ``write(sealing=…)``, as for `penstock.load`; tables
+            that are not sealed are then refused. Default: those of ``PENSTOCK_IDENTITIES``, which
+            refuse nothing. Blocks are opened after each read, whatever ``check`` is; rows in a
+            cache are clear. A sealed table is not pickled.
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path, or nothing that has tables.
@@ -53,6 +61,11 @@ def open(
             than a request.
         StorageError: A file cannot be read, or the requested engine cannot run.
         ValueError: An argument is out of range, or the cache has rows of another size.
+        SealedError: The table is sealed, and there are no identities.
+        NotSealedError: ``identities`` are given, and the table is not sealed.
+        WrongKeyError: The identities do not open the table.
+        TamperedError: Somebody without the key has changed the checkpoint. A gather raises it for
+            a block that is not the one that was sealed for its place.
 
     Example:
         >>> import numpy as np, penstock.features, tempfile
@@ -65,7 +78,10 @@ def open(
                [ 0.,  1.,  2.],
                [ 9., 10., 11.]], dtype=float32)
     """
-    source = find(path, key, shape=shape, dtype=dtype, check=check, stacklevel=2)
+    unsealing = Unsealing.of(identities)
+    source = find(
+        path, key, shape=shape, dtype=dtype, check=check, stacklevel=2, unsealing=unsealing
+    )
     try:
         return Features(source, cache=cache, gap_bytes=gap_bytes, io=io)
     except BaseException:

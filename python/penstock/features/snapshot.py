@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.common.progress import shown
 from penstock.features.gathering.results import target_of
-from penstock.features.sources.table_metadata import TableMetadata, checks_name, with_table_metadata
+from penstock.features.sources.table_metadata import TableMetadata, beside_name, with_table_metadata
 from penstock.features.writing.publish import publish
 from penstock.features.writing.row_format import RowFormat
 from penstock.options import Options
@@ -106,7 +106,7 @@ def write_snapshot(
                 file = files[name]
                 file.finish((rows, *row_format.row_shape))
                 state[name] = row_format.tensor(file, io, rows)
-                state[checks_name(name)] = file.checks
+                state[beside_name(name)] = file.checks
                 fallbacks.update(dict.fromkeys(file.fallbacks))
         return state
 

@@ -28,6 +28,7 @@ from penstock.features.sources.table_metadata import row_bytes_for
 from penstock.io.data_file import reach
 from penstock.io.own_io import claim_of, for_rows
 from penstock.reports.tables import CompactionReport, TableStats
+from penstock.sealing.sealing import Sealing, refuse_sealing
 from penstock.tensors import dtypes
 from penstock.tensors.arguments import decode_local_path
 from penstock.tensors.devices import device_of
@@ -164,6 +165,7 @@ class Table:
         log_bytes: int = _LOG_BYTES,
         gap_bytes: int = GAP_BYTES,
         io: TensorIO | None = None,
+        sealing: Sealing | None = None,
     ) -> Table:
         """Creates a table, durably, and opens it.
 
@@ -179,8 +181,10 @@ class Table:
             log_bytes: Likewise.
             gap_bytes: Likewise.
             io: Likewise.
+            sealing: Not supported yet: refused, as logs and pieces stay clear.
 
         Raises:
+            CannotSealError: ``sealing`` is given; nothing was created.
             CheckpointExistsError: A table is there.
             StorageError: The system refuses it, or another process works there.
             UnsupportedStateError: A row is longer than a request.
@@ -188,6 +192,12 @@ class Table:
             TypeError: A column is not given as shape and type, or ``init`` has another type.
         """
         where = os.path.abspath(decode_local_path(path))
+        refuse_sealing(
+            sealing,
+            where,
+            "keep it on an encrypted disk, or write a table of fixed rows with"
+            " penstock.features.write",
+        )
         count = _ROWS.whole("rows", rows)
         made = Columns(columns)
         # Refuses all bad arguments before anything is created.
@@ -379,6 +389,7 @@ class Table:
         *,
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
+        sealing: Sealing | None = None,
         options: Options | None = None,
         progress: bool | Progress = False,
     ) -> SnapshotReport:
@@ -391,11 +402,13 @@ class Table:
             path: The checkpoint's directory.
             metadata: Plain JSON to store with it, readable with `penstock.inspect`.
             overwrite: Replace a complete checkpoint at the path.
+            sealing: Not supported yet: refused.
             options: Settings of the I/O; None for ``Options()``.
             progress: True for a bar on standard error, or a function called with the bytes done and
                 the bytes in all.
 
         Raises:
+            CannotSealError: ``sealing`` is given; nothing was written.
             CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or the
                 directory is a table.
             StorageError: The operating system failed an operation: disk full, read-only, …
@@ -403,6 +416,11 @@ class Table:
             PenstockError: This thread is already compacting the table or reading all of it.
             ValueError: The table is closed.
         """
+        refuse_sealing(
+            sealing,
+            decode_local_path(path),
+            "look up the rows, and write them with penstock.features.write",
+        )
         frozen = self._native.freeze()
         try:
             return write_snapshot(

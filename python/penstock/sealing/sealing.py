@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from penstock import _native
+from penstock.errors import CannotSealError
 from penstock.sealing.kms import CLIENTS
 from penstock.sealing.passphrase import Key, to_native
 
@@ -92,3 +93,20 @@ def check_sealing(sealing: object) -> None:
     """
     if not isinstance(sealing, Sealing | None):
         raise TypeError(f"sealing: must be a penstock.Sealing, not {type(sealing).__name__}")
+
+
+def refuse_sealing(sealing: object, path: str, remedy: str) -> None:
+    """Refuses a `Sealing` for a job that leaves clear bytes, before it writes anything.
+
+    Args:
+        sealing: The argument; None is not refused.
+        path: The place of the files.
+        remedy: The job that seals, or advice, as the end of the message.
+
+    Raises:
+        CannotSealError: It is a `Sealing`.
+        TypeError: It is something else, such as a key.
+    """
+    check_sealing(sealing)
+    if sealing is not None:
+        raise CannotSealError(f"{path}: its files are not sealed yet: {remedy}", path=path)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock._native import BlockSealer
+
     ReadBoxes: TypeAlias = "Callable[[Any, Sequence[FileBox]], None]"
 
 CHUNK_BYTES = 1 << 20
@@ -28,11 +30,13 @@ class HeldFile(ABC):
         path: The path of the file.
         nbytes: The size of the file.
         chunks: CRC-64/NVME of each `CHUNK_BYTES` of the file; the last chunk may be shorter.
+        sealer: The sealer of its blocks, if it is sealed: only a sealed save may link it.
     """
 
     path: str
     nbytes: int
     chunks: Sequence[int]
+    sealer: BlockSealer | None = None
 
     @abstractmethod
     def read(self, memory: Any, offset: int) -> None:

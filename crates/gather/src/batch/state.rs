@@ -25,6 +25,8 @@ pub(crate) struct Damage {
     pub(crate) path: PathBuf,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
+    /// Whether the block is whole, and somebody has changed it.
+    pub(crate) is_tampered: bool,
 }
 
 impl From<Damage> for Error {
@@ -34,12 +36,21 @@ impl From<Damage> for Error {
             path,
             offset,
             bytes,
+            is_tampered,
         } = damage;
-        Error::Damaged {
-            row,
-            path,
-            offset,
-            bytes,
+        match is_tampered {
+            true => Error::Tampered {
+                row,
+                path,
+                offset,
+                bytes,
+            },
+            false => Error::Damaged {
+                row,
+                path,
+                offset,
+                bytes,
+            },
         }
     }
 }

@@ -145,6 +145,7 @@ impl Log {
             offset: 0,
             rows: (self.capacity - form.row_bytes) / STEP_BYTES + 1,
             checks: Some(Arc::clone(&self.checks)),
+            opener: None,
         };
         let Form {
             row_bytes,

@@ -161,5 +161,6 @@ pub(super) fn open(storage: &Storage, path: &Path, of: Of<'_>) -> Result<Segment
         offset: 0,
         rows: rows.end - rows.start,
         checks: Some(Arc::new(Checks::new(sums.take(layout.sums as usize)))),
+        opener: None,
     })
 }

@@ -1,5 +1,6 @@
 //! Delivers rows once their bytes have been read, on a thread of the executor.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,6 +12,7 @@ use crate::cache::key::row_of;
 use crate::cache::{Cache, Claimed};
 use crate::table::Span;
 use crate::table::checks::BLOCK_BYTES;
+use crate::table::seal::OpenBlocks;
 
 /// A row that is read once, and all its destinations.
 #[derive(Debug)]
@@ -49,13 +51,41 @@ pub(crate) enum ZeroCopy {
 impl Visitor for Landing {
     fn arrived(mut self: Box<Self>, arrived: Arrived<'_>) {
         let shared = Arc::clone(&self.shared);
-        let damaged = shared.table.damaged(&self.span, arrived.as_slice());
         shared
             .counts
             .read_bytes
             .fetch_add(self.span.bytes.end - self.span.bytes.start, Relaxed);
+        match (shared.table.opener(self.span.segment), arrived) {
+            (None, arrived) => {
+                let damaged = shared.table.damaged(&self.span, arrived.as_slice());
+                self.checked(&damaged, arrived);
+            }
+            (Some(opener), Arrived::Own(mut memory)) => {
+                let closed = self.open_in_place(opener.as_ref(), memory.as_mut_slice());
+                self.checked(&closed, Arrived::Own(memory));
+            }
+            (Some(opener), Arrived::Lent(sealed)) => TEXT.with_borrow_mut(|text| {
+                if text.len() < sealed.len() {
+                    text.resize(sealed.len(), 0);
+                }
+                let text = &mut text[..sealed.len()];
+                let closed = self.open(opener.as_ref(), sealed, text);
+                self.checked(&closed, Arrived::Lent(text));
+            }),
+        }
+    }
+}
+
+thread_local! {
+    /// Text of blocks that were read into memory of the executor, until rows are copied from it.
+    static TEXT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Landing {
+    /// Delivers rows, but for those in damaged blocks.
+    fn checked(&mut self, damaged: &[u64], arrived: Arrived<'_>) {
         if !damaged.is_empty() {
-            self.damaged(&damaged, arrived);
+            self.damaged(damaged, arrived);
             return;
         }
         let rows = std::mem::take(&mut self.rows);
@@ -65,9 +95,39 @@ impl Visitor for Landing {
         }
         self.keep(arrived, claims);
     }
-}
 
-impl Landing {
+    /// Opens the blocks of the only row of the request, in place; returns the offsets in the
+    /// segment of those that do not open.
+    fn open_in_place(&self, opener: &dyn OpenBlocks, bytes: &mut [u8]) -> Vec<u64> {
+        let first = self.span.bytes.start / BLOCK_BYTES;
+        let blocks = bytes.chunks_mut(BLOCK_BYTES as usize);
+        let closed = (first..).zip(blocks).filter_map(|(block, text)| {
+            (!opener.open_in_place(block, text)).then_some(block * BLOCK_BYTES)
+        });
+        closed.collect()
+    }
+
+    /// Opens the blocks that rows of the request touch, as `open_in_place` does.
+    fn open(&self, opener: &dyn OpenBlocks, sealed: &[u8], text: &mut [u8]) -> Vec<u64> {
+        let table = &self.shared.table;
+        let begin = self.span.bytes.start;
+        let mut closed = Vec::new();
+        let mut next = begin;
+        for row in &self.rows {
+            let bytes = table.span(row.row).bytes;
+            let first = bytes.start - bytes.start % BLOCK_BYTES;
+            for start in (first.max(next)..bytes.end).step_by(BLOCK_BYTES as usize) {
+                let end = (start + BLOCK_BYTES).min(self.span.bytes.end);
+                let here = (start - begin) as usize..(end - begin) as usize;
+                if !opener.open(start / BLOCK_BYTES, &sealed[here.clone()], &mut text[here]) {
+                    closed.push(start);
+                }
+                next = end;
+            }
+        }
+        closed
+    }
+
     fn bytes_of<'a>(&self, row: u64, bytes: &'a [u8]) -> &'a [u8] {
         let table = &self.shared.table;
         let start = (table.span(row).bytes.start - self.span.bytes.start) as usize;
@@ -127,6 +187,9 @@ impl Landing {
                 path: table.target(self.span.segment).file.path().to_owned(),
                 offset: table.offset(self.span.segment, *start),
                 bytes: BLOCK_BYTES.min(segment_end - start),
+                is_tampered: table
+                    .opener(self.span.segment)
+                    .is_some_and(|opener| !opener.is_damaged(start / BLOCK_BYTES)),
             });
         }
         let mut rows: Vec<Row> = bad.into_iter().map(|(row, _)| row).collect();

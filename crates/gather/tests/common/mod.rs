@@ -96,6 +96,7 @@ pub(crate) fn table(directory: &Path, shape: Shape) -> Table {
             offset: shape.offset,
             rows: last - first,
             checks: shape.is_checked.then(|| Arc::new(checks)),
+            opener: None,
         });
     }
     Table::new(segments, shape.row_bytes, shape.value_bytes)

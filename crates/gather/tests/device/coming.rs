@@ -107,6 +107,7 @@ fn segment(path: &Path, is_damaged: bool) -> Segment {
         offset: 0,
         rows: ROWS,
         checks: is_damaged.then(|| Arc::new(Checks::new(sums))),
+        opener: None,
     }
 }
 

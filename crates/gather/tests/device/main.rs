@@ -74,6 +74,7 @@ fn world(seed: u64, slots: Option<u32>, faults: Faults) -> World {
         offset: 0,
         rows: ROWS,
         checks: Some(Arc::new(Checks::new(sums))),
+        opener: None,
     };
     let cache =
         slots.map(|slots| Arc::new(Cache::new(slots, WIDTH as usize, Policy::Sieve).unwrap()));

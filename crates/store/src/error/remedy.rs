@@ -61,6 +61,7 @@ impl Error {
                 operation, source, ..
             } => storage_remedy(operation, source),
             Error::Sealed { .. }
+            | Error::SealedByBlocks { .. }
             | Error::NotSealed { .. }
             | Error::WrongKey { .. }
             | Error::Tampered { .. }
@@ -95,6 +96,9 @@ fn io_remedy(error: &penstock_io::Error) -> &'static str {
 fn sealing_remedy(error: &Error) -> &'static str {
     match error {
         Error::Sealed { .. } => "pass identities=, or name their file in PENSTOCK_IDENTITIES",
+        Error::SealedByBlocks { .. } => {
+            "read it with penstock.features.open(path, identities=), or leave it out of the selection"
+        }
         Error::NotSealed { .. } => {
             "find out who put it there; to read a clear checkpoint, pass no identities"
         }

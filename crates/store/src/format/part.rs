@@ -20,9 +20,10 @@ use serde_json::value::RawValue;
 use crate::error::{Error, Result};
 use crate::format::dtype;
 pub use alias::{Alias, View};
-pub use file::{FileEntry, SealedBody, SealedFile};
+pub use file::{FileEntry, SealedBlocks, SealedBody, SealedFile};
 pub use missing::{Missing, MissingKind};
 pub(crate) use rank::Rank;
+pub(crate) use sealed::FileOpener;
 pub use tensor::{Stored, TensorBox, TensorEntry};
 
 /// Value of a part's `format` member.

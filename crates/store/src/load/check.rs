@@ -27,7 +27,6 @@ impl Checkpoint {
     /// affected tensor in `wanted` is named first.
     ///
     /// # Errors
-    /// [`Error::CannotSeal`] for a sealed checkpoint.
     /// [`Error::Corrupt`] if they differ from those saved, [`Error::Signature`] from those signed.
     /// [`Error::Mismatch`] if they are not
     /// whole chunks of a file of this checkpoint.
@@ -40,25 +39,9 @@ impl Checkpoint {
     ) -> Result<()> {
         let _span = trace::span("digest");
         let files = &self.part().files;
-        let mismatch = |detail: &str| Error::Mismatch {
-            key: file.to_owned(),
-            detail: detail.to_owned(),
-        };
-        if self.is_sealed() {
-            return Err(Error::CannotSeal {
-                path: self.path().to_owned(),
-                detail: "files of a sealed checkpoint are not read in place".to_owned(),
-            });
-        }
-        let Some(index) = files.iter().position(|entry| entry.name == file) else {
-            return Err(mismatch("the checkpoint has no such file"));
-        };
         let bytes = pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
-        let end = start.saturating_add(bytes);
-        let is_end = end == files[index].bytes || end.is_multiple_of(CHUNK_BYTES);
-        if !start.is_multiple_of(CHUNK_BYTES) || !is_end || end > files[index].bytes {
-            return Err(mismatch("no whole chunks of it"));
-        }
+        let index = self.whole_chunks(file, start, bytes)?;
+        let end = start + bytes;
         let chunks = cut(pieces);
         let first = (start / CHUNK_BYTES) as usize;
         let digests = &files[index].chunks[first..first + chunks.len()];
@@ -84,14 +67,42 @@ impl Checkpoint {
         } else {
             return Ok(());
         }
+        Err(self.corrupt(index, &damage, &self.tensors_in(index, wanted)))
+    }
+
+    /// The index of a file, if these bytes are whole chunks of it.
+    pub(super) fn whole_chunks(&self, file: &str, start: u64, bytes: u64) -> Result<usize> {
+        let files = &self.part().files;
+        let mismatch = |detail: &str| Error::Mismatch {
+            key: file.to_owned(),
+            detail: detail.to_owned(),
+        };
+        let Some(index) = files.iter().position(|entry| entry.name == file) else {
+            return Err(mismatch("the checkpoint has no such file"));
+        };
+        let end = start.saturating_add(bytes);
+        let is_end = end == files[index].bytes || end.is_multiple_of(CHUNK_BYTES);
+        if !start.is_multiple_of(CHUNK_BYTES) || !is_end || end > files[index].bytes {
+            return Err(mismatch("no whole chunks of it"));
+        }
+        Ok(index)
+    }
+
+    /// Indices of the tensors in a range of a file.
+    pub(super) fn tensors_in(&self, file: usize, wanted: Range<u64>) -> Vec<usize> {
         let tensors = self.part().tensors.iter().enumerate();
         let is_wanted = |range: (u64, u64)| range.0 < wanted.end && wanted.start < range.1;
-        let asked: Vec<usize> = tensors
-            .filter(|(_, entry)| entry.file == index && is_wanted(entry.range))
+        tensors
+            .filter(|(_, entry)| entry.file == file && is_wanted(entry.range))
             .map(|(tensor, _)| tensor)
-            .collect();
-        Err(self.corrupt(index, &damage, &asked))
+            .collect()
     }
+}
+
+/// Number of threads for so many chunks.
+pub(super) fn threads_for(chunks: usize) -> usize {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    cores.min(THREADS_MAX).min(chunks / CHUNKS_MIN).max(1)
 }
 
 impl Checkpoint {
@@ -140,8 +151,7 @@ fn cut<'a>(pieces: &[&'a [u8]]) -> Vec<Vec<&'a [u8]>> {
 
 /// The first chunk whose digest differs, and the digest found.
 fn first_wrong(chunks: &[Vec<&[u8]>], digests: &[Digest]) -> Option<(usize, Digest)> {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let threads = cores.min(THREADS_MAX).min(chunks.len() / CHUNKS_MIN).max(1);
+    let threads = threads_for(chunks.len());
     let share = chunks.len().div_ceil(threads).max(1);
     let check_from = |begin: usize| {
         let end = (begin + share).min(chunks.len());

@@ -14,11 +14,11 @@ use crate::error::{Error, Result};
 use crate::format::description::{Sizes, read_manifest, read_part, read_part_hashed};
 use crate::format::manifest::Manifest;
 use crate::format::name::MANIFEST;
-use crate::format::part::{Missing, MissingKind, Part, Rank, TensorEntry};
+use crate::format::part::{FileOpener, Missing, MissingKind, Part, Rank, TensorEntry};
 use crate::lease::Lease;
 use crate::load::signed::{Signed, SignedShards};
 use crate::plan::reshard::GlobalTensors;
-use crate::seal::{DataKey, ShardOpener, Unsealing};
+use crate::seal::{DataKey, Unsealing};
 use crate::tier;
 
 pub use self::fetch::Loaded;
@@ -33,7 +33,7 @@ enum Secrecy {
     /// Sealed: its tensors and its tree are not known here.
     Closed,
     /// Sealed, with the openers of its files in the order of the part.
-    Open(Vec<ShardOpener>),
+    Open(Vec<FileOpener>),
 }
 
 /// A complete checkpoint, its manifest and parts read and checked.
@@ -211,7 +211,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::Sealed`] without identities.
-    fn openers(&self) -> Result<Option<&[ShardOpener]>> {
+    pub(crate) fn openers(&self) -> Result<Option<&[FileOpener]>> {
         match &self.secrecy {
             Secrecy::Clear => Ok(None),
             Secrecy::Open(openers) => Ok(Some(openers)),

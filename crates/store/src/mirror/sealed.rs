@@ -295,6 +295,7 @@ impl<'a> SealedCopy<'a> {
                 header_bytes,
                 commitment,
                 tags: Tags(sent.tags),
+                blocks: None,
             }),
         })
     }

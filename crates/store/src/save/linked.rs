@@ -20,12 +20,13 @@ use crate::commit::Attempt;
 use crate::commit::files::has_no_links;
 use crate::error::{Error, Result};
 use crate::format::digest::{CHUNK_BYTES, Digest};
-use crate::format::part::{FileEntry, TensorEntry};
+use crate::format::part::{FileEntry, SealedBlocks, SealedFile, TensorEntry};
 use crate::format::plain;
 use crate::pipeline::copy::Copy;
 use crate::pipeline::damage::Damage;
 use crate::plan::write::TensorSpec;
 use crate::report::{FallbackKind, Run};
+use crate::seal::{Block, BlockSealer, Sealing, Tags};
 
 /// Files that become shards, and the tensors in them.
 #[derive(Default)]
@@ -49,6 +50,8 @@ pub struct LinkedFile {
     pub bytes: u64,
     /// Digests of the file's chunks.
     pub chunks: Vec<Digest>,
+    /// Set if its blocks are sealed; then it can only be part of a sealed checkpoint.
+    pub sealer: Option<Arc<BlockSealer>>,
 }
 
 /// A tensor in a linked file.
@@ -188,6 +191,27 @@ impl LinkedFile {
             sealed: None,
             blake3: None,
         }
+    }
+
+    /// The sealed member of its entry, as file `number` of a part; `None` if it is clear.
+    pub(super) fn sealed(
+        &self,
+        sealing: &Sealing,
+        salt: &Block,
+        id: &str,
+        rank: u32,
+        number: u32,
+    ) -> Option<SealedFile> {
+        let sealer = self.sealer.as_ref()?;
+        Some(SealedFile {
+            header_bytes: sealer.header_bytes(),
+            commitment: sealer.commitment(),
+            tags: Tags(Vec::new()),
+            blocks: Some(SealedBlocks {
+                block_bytes: sealer.block_bytes(),
+                key: sealer.wrap(sealing, salt, id, rank, number),
+            }),
+        })
     }
 
     /// Makes a new file share its blocks, and returns whether it does; if not, adds a copy to make.

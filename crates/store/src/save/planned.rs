@@ -9,7 +9,7 @@ use penstock_io::file::File;
 use penstock_io::file_system::FileSystem;
 use serde_json::value::RawValue;
 
-use super::linked::{Holder, Linked, Links};
+use super::linked::{Holder, Linked, LinkedFile, Links};
 use super::shard_files::ShardFiles;
 use super::state::SaveState;
 use super::written::Written;
@@ -57,6 +57,11 @@ impl PlannedWrite {
         state.linked.check()?;
         if options.is_sealed {
             check_sealable(&state, path)?;
+        } else if let Some(file) = state.linked.files.iter().find(|file| file.sealer.is_some()) {
+            return Err(Error::CannotSeal {
+                path: file.path.clone(),
+                detail: "it is sealed, and a clear checkpoint has no place for its key".to_owned(),
+            });
         }
         let holders = std::mem::take(&mut state.linked.holders);
         let of_devices = state
@@ -178,7 +183,13 @@ impl PlannedWrite {
         salt: Option<Block>,
         tree: Option<Box<RawValue>>,
     ) -> Result<PartEntry> {
-        let part = self.part(shards, rank, attempt.id(), tree);
+        let mut part = self.part(shards, rank, attempt.id(), tree);
+        if let (Some(sealing), Some(salt)) = (attempt.sealing(), &salt) {
+            for (number, file) in (self.plan.shards.len()..).zip(&self.linked.files) {
+                let sealed = file.sealed(sealing, salt, attempt.id(), rank, number as u32);
+                part.files[number].sealed = sealed;
+            }
+        }
         put_part(attempt, part, salt)
     }
 
@@ -206,6 +217,7 @@ impl PlannedWrite {
                     header_bytes: planned.header.len() as u64,
                     commitment,
                     tags: Tags(tags),
+                    blocks: None,
                 }),
                 blake3: self.settings.is_hashed.then_some(Hashes(hashes)),
             }
@@ -307,7 +319,8 @@ impl WrittenShard {
 
 /// Refuses what would stay clear in a sealed checkpoint.
 fn check_sealable(state: &SaveState, path: &Path) -> Result<()> {
-    let detail = if !state.linked.files.is_empty() {
+    let is_clear = |file: &LinkedFile| file.sealer.is_none();
+    let detail = if state.linked.files.iter().any(is_clear) {
         "tensors in files are linked as they are: a sealed save cannot hold them"
     } else if state.tensors.iter().any(|tensor| tensor.group.is_some()) {
         "groups are for readers of models, which cannot open a sealed checkpoint"

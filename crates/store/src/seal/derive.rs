@@ -22,6 +22,8 @@ const SHARD: &str = "penstock.v1.shard";
 const PART: &str = "penstock.v1.part";
 const METADATA: &str = "penstock.v1.metadata";
 const MANIFEST: &str = "penstock.v1.manifest";
+const FILE: &str = "penstock.v1.file";
+const BLOCKS: &str = "penstock.v1.blocks";
 
 /// The place of a shard, which its keys are bound to.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +69,29 @@ pub(super) fn of_part(key: &DataKey, salt: &Block, id: &str, rank: u32) -> Messa
     let mut context = context(PART, id);
     context.extend_from_slice(&rank.to_le_bytes());
     message_keys(key, salt, &context)
+}
+
+/// The keys that wrap the key of a file sealed by blocks.
+pub(super) fn of_file(
+    key: &DataKey,
+    salt: &Block,
+    id: &str,
+    rank: u32,
+    number: u32,
+) -> MessageKeys {
+    let mut context = context(FILE, id);
+    context.extend_from_slice(&rank.to_le_bytes());
+    context.extend_from_slice(&number.to_le_bytes());
+    message_keys(key, salt, &context)
+}
+
+/// The keys of the blocks of a file, from its own key, which is drawn for it alone: so no salt.
+pub(super) fn of_blocks(file_key: &DataKey, header_bytes: u64, block_bytes: u64) -> MessageKeys {
+    let mut context = context(BLOCKS, "");
+    for number in [header_bytes, block_bytes] {
+        context.extend_from_slice(&number.to_le_bytes());
+    }
+    message_keys(file_key, &Block([0; 32]), &context)
 }
 
 pub(super) fn of_metadata(key: &DataKey, salt: &Block, id: &str) -> MessageKeys {

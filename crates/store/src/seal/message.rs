@@ -20,6 +20,17 @@ impl MessageKey {
         MessageKey(derive::of_part(key, salt, id, rank))
     }
 
+    /// The key that encrypts the key of a file sealed by blocks.
+    pub(crate) fn of_file(
+        key: &DataKey,
+        salt: &Block,
+        id: &str,
+        rank: u32,
+        number: u32,
+    ) -> MessageKey {
+        MessageKey(derive::of_file(key, salt, id, rank, number))
+    }
+
     /// Binds the message to the key.
     pub(crate) fn commitment(&self) -> Block {
         self.0.commitment

@@ -71,6 +71,7 @@ pub fn state(sample: &Sample, count: usize, path: &Path) -> SaveState {
             path: path.to_owned(),
             bytes: file.len() as u64,
             chunks: file.chunks(CHUNK_BYTES as usize).map(Digest::of).collect(),
+            sealer: None,
         }],
         tensors: tensors.collect(),
         holders: Vec::new(),

@@ -212,6 +212,32 @@ class OpenCheckpoint:
         pieces = [TensorTarget(one.address, one.nbytes, one.owner) for one in memories]
         self.native.check(file, start, pieces, wanted)
 
+    def open_chunks(
+        self, file: str, start: int, memories: Sequence[Memory], wanted: tuple[int, int]
+    ) -> None:
+        """Opens sealed bytes in place that the caller has read from a file.
+
+        Digests are not compared. After a `TamperedError`, read the bytes again and `check` them:
+        wrong digests are damage.
+
+        Args:
+            file: The file's name in the directory.
+            start: Offset of the bytes, a multiple of `CHUNK_BYTES`.
+            memories: Contiguous memories with the bytes, in order, up to a multiple of
+                `CHUNK_BYTES` or the end of the file. Afterwards they have the text.
+            wanted: The byte range whose tensor an error names first.
+
+        Raises:
+            TamperedError: A chunk is not the one that was sealed for its place. It is zeros now.
+        """
+        pieces = [TensorTarget(one.address, one.nbytes, one.owner) for one in memories]
+        self.native.open_chunks(file, start, pieces, wanted)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the checkpoint is sealed."""
+        return self.native.recipients is not None
+
     def values(self, nodes: Sequence[Node], options: dict[str, Any]) -> Iterator[Any]:
         """Reads and builds values of the tree, one after another.
 

@@ -35,7 +35,7 @@ class Linker:
         # The list keeps the file alive, so that no other object gets its id.
         index = self._index_of.setdefault(id(held), len(files))
         if index == len(files):
-            files.append(LinkedFile(held.path, held.nbytes, list(held.chunks), held))
+            files.append(LinkedFile(held.path, held.nbytes, list(held.chunks), held, held.sealer))
         dtype, item_bytes = type_of(tensor, name)
         shape = tuple(tensor.shape)
         place = (index, tensor.offset, tensor.label)

@@ -12,15 +12,18 @@ from penstock.checkpoint.loading.opened import CHUNK_BYTES, BoxRead, StoredTenso
 from penstock.checkpoint.loading.placed import placed
 from penstock.checkpoint.state.tree import tree
 from penstock.checkpoint.steps.newest import open_newest
-from penstock.errors import CorruptCheckpointError, storage_errors
+from penstock.errors import CorruptCheckpointError, UnsupportedStateError, storage_errors
 from penstock.features.sources.row_tensor import RowTensor
-from penstock.features.sources.table_metadata import TableMetadata, table_metadata_of
+from penstock.features.sources.table_metadata import TAG_BYTES, table_metadata_of
+from penstock.io.arrays import to_write_from
 from penstock.io.files.extents import FileRange
+from penstock.sealing.unsealing import CLEAR, Unsealing
 from penstock.tensors import dtypes
 from penstock.tensors.arguments import to_native
 from penstock.tensors.memory import of_array
 
 if TYPE_CHECKING:
+    from penstock import _native
     from penstock.checkpoint.loading.opened import OpenCheckpoint
     from penstock.checkpoint.loading.placed import PlacedTensor
 
@@ -34,15 +37,20 @@ class CheckpointTables:
     Args:
         path: The directory of a checkpoint, or of a store, whose newest complete step is used.
         stacklevel: Stack level for warnings, counted from the caller.
+        unsealing: How a sealed checkpoint is opened.
 
     Attributes:
         path: The directory of the checkpoint.
-        tables: Tensors by name, without those that hold checksums of other tables.
+        is_sealed: Whether it is sealed.
+        tables: Tensors by name, without those that hold checksums or tags of other tables.
         table_metadata: Metadata of tables written by Penstock, by name.
     """
 
-    def __init__(self, path: str, *, stacklevel: int) -> None:
-        self._checkpoint: OpenCheckpoint = open_newest(path, stacklevel=stacklevel + 1)
+    def __init__(self, path: str, *, stacklevel: int, unsealing: Unsealing = CLEAR) -> None:
+        self._checkpoint: OpenCheckpoint = open_newest(
+            path, stacklevel=stacklevel + 1, unsealing=unsealing
+        )
+        self.is_sealed = self._checkpoint.is_sealed
         self.path = self._checkpoint.path
         try:
             self._checkpoint.view_as(0)
@@ -53,7 +61,8 @@ class CheckpointTables:
             # A stored exception keeps this frame alive, which must not keep the files from removal.
             self.release()
             raise
-        self._checks = {table_note.checks for table_note in self.table_metadata.values()}
+        notes = self.table_metadata.values()
+        self._checks = {name for note in notes for name in (note.checks, note.tags)}
         self.tables = {name: one for name, one in tensors.items() if name not in self._checks}
         self._tensors = tensors
 
@@ -92,9 +101,32 @@ class CheckpointTables:
             raise self._disagreeing(key, f"checksums of {blocks} blocks in {table_note.checks!r}")
         sums = np.empty(blocks, np.uint32)
         with self._checkpoint.reading():
-            wanted = BoxRead(self._leaf(table_note), (0,), of_array(sums, table_note.checks))
+            wanted = BoxRead(self._leaf(table_note.checks), (0,), of_array(sums, "the checksums"))
             self._checkpoint.read([wanted], to_native(None))
         return sums
+
+    def opener(self, key: str, path: str, blocks: int) -> _native.BlockOpener:
+        """Opens the blocks of a sealed table, in one file.
+
+        Raises:
+            UnsupportedStateError: The tensor is none that `penstock.features.write` has sealed.
+        """
+        table_note = self.table_metadata.get(key)
+        if table_note is None or table_note.tags is None:
+            raise UnsupportedStateError(
+                f"{self.path} is sealed by chunks of {CHUNK_BYTES} bytes, too many to read for a"
+                f" row of {key!r}: load it, and write it with penstock.features.write(sealing=)",
+                key=key,
+            )
+        found = self._tensors.get(table_note.tags)
+        if found is None or (found.dtype, found.shape) != ("uint8", (blocks, TAG_BYTES)):
+            raise self._disagreeing(key, f"tags of {blocks} blocks in {table_note.tags!r}")
+        tags = np.empty((blocks, TAG_BYTES), np.uint8)
+        with self._checkpoint.reading():
+            wanted = BoxRead(self._leaf(table_note.tags), (0, 0), of_array(tags, "the tags"))
+            self._checkpoint.read([wanted], to_native(None))
+        native = self._checkpoint.native
+        return native.open_blocks(os.path.basename(path), to_write_from(tags))
 
     def check_digests(self, path: str, offset: int, nbytes: int) -> None:
         """Reads a byte range of a file and compares it with the digests of its chunks."""
@@ -109,9 +141,9 @@ class CheckpointTables:
                 piece = of_array(np.frombuffer(memory, np.uint8, count), path)
                 self._checkpoint.check(os.path.basename(path), at, [piece], (offset, end))
 
-    def _leaf(self, table_note: TableMetadata) -> StoredTensor:
+    def _leaf(self, name: str) -> StoredTensor:
         leaves: dict[str, Any] = dict(tree.leaves(self._checkpoint.root))
-        return self._checkpoint.tensor(leaves[table_note.checks or ""])
+        return self._checkpoint.tensor(leaves[name])
 
     def _disagreeing(self, key: str, lacks: str) -> CorruptCheckpointError:
         return CorruptCheckpointError(

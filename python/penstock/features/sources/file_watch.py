@@ -32,8 +32,8 @@ class FileWatch:
             change, _ = self._marks.inspect(path)
             if change is Change.NONE:
                 continue
-            # Rows with checksums are compared with these at each read.
-            if change is Change.TOUCHED and (source.checks is not None or self._is_whole(path)):
+            # Rows with checksums or tags are compared with these at each read.
+            if change is Change.TOUCHED and (source.is_checked or self._is_whole(path)):
                 continue
             directory, file = os.path.split(path)
             raise CorruptCheckpointError(

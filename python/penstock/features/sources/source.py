@@ -17,6 +17,7 @@ from penstock.common.found import check_fetched
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
+    NotSealedError,
     StateMismatchError,
     StorageError,
     UnsupportedStateError,
@@ -28,6 +29,7 @@ from penstock.features.sources.row_tensor import sizes_of
 from penstock.features.sources.table_metadata import BLOCK_BYTES
 from penstock.io.files.extents import FileRange
 from penstock.io.files.file_marks import FileMark
+from penstock.sealing.unsealing import CLEAR
 from penstock.tensors.arguments import decode_local_path
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from penstock.features.sources.row_tensor import RowTensor
+    from penstock.sealing.unsealing import Unsealing
 
 _SHOWN_MAX = 5
 
@@ -76,6 +79,7 @@ class Source:
         padding_bytes: How many of `row_bytes`, at the end, are padding.
         checkpoint: The checkpoint that holds the table, not removed before `release`; None for
             files of other formats.
+        opener: Opens the blocks of a sealed table; None for a clear one.
     """
 
     path: str
@@ -88,6 +92,12 @@ class Source:
     checks: np.ndarray[Any, Any] | None = None
     padding_bytes: int = 0
     checkpoint: CheckpointTables | None = field(default=None, compare=False, repr=False)
+    opener: _native.BlockOpener | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether each read is compared with checksums or tags."""
+        return self.checks is not None or self.opener is not None
 
     def release(self) -> None:
         """Allows the files of the checkpoint to be removed."""
@@ -103,6 +113,10 @@ class Source:
                 self.checkpoint.check_digests(path, one.offset, one.rows * self.row_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.checkpoint is not None and self.checkpoint.is_sealed:
+            raise TypeError(
+                f"{self.path} is sealed, and its key is not pickled: open the table in each process"
+            )
         if self.checkpoint is not None:
             # Each process that reads a checkpoint takes its own lease on it.
             return _reopened, (
@@ -156,6 +170,7 @@ def find(
     dtype: Any = None,
     check: bool = True,
     stacklevel: int = 1,
+    unsealing: Unsealing = CLEAR,
 ) -> Source:
     """Finds a table and compares the caller's description with its files; reads no rows.
 
@@ -166,6 +181,7 @@ def find(
         dtype: Its element type.
         check: Whether the checksums of its blocks are read, if there are any.
         stacklevel: Stack level for warnings, counted from the caller.
+        unsealing: How a sealed checkpoint is opened, and whether clear tables are refused.
     """
     if not isinstance(key, str | None):
         raise TypeError(f"key={key!r:.80}: must be the name of a tensor, or None")
@@ -186,9 +202,11 @@ def find(
                 told = f"{request.path} {as_table(request.path)}"
                 raise CheckpointNotFoundError(told, path=request.path)
             if _is_ours(request.path):
-                return _in_checkpoint(request, check=check, stacklevel=stacklevel + 1)
+                return _in_checkpoint(request, unsealing, check=check, stacklevel=stacklevel + 1)
+            _refuse_clear(request.path, unsealing)
             tables = other_formats.of_directory(request.path, key)
             return _of_one(request, tables)
+        _refuse_clear(request.path, unsealing)
         return _in_file(request)
     except OSError as error:
         if isinstance(error, StorageError | CheckpointNotFoundError):
@@ -198,6 +216,16 @@ def find(
             path=os.fspath(error.filename or request.path),
             errno=error.errno,
         ) from error
+
+
+def _refuse_clear(path: str, unsealing: Unsealing) -> None:
+    """Refuses a table of another format, if the caller asks for a sealed one."""
+    if unsealing.is_demanded:
+        raise NotSealedError(
+            f"{path} is not a checkpoint of Penstock, so not sealed, and identities= are given:"
+            " find out who put it there, or leave out identities=",
+            path=path,
+        )
 
 
 def _is_ours(path: str) -> bool:
@@ -213,8 +241,10 @@ def _is_shard(name: str) -> bool:
 # Locating the tensor.
 
 
-def _in_checkpoint(request: _TableRequest, *, check: bool, stacklevel: int) -> Source:
-    checkpoint = CheckpointTables(request.path, stacklevel=stacklevel + 1)
+def _in_checkpoint(
+    request: _TableRequest, unsealing: Unsealing, *, check: bool, stacklevel: int
+) -> Source:
+    checkpoint = CheckpointTables(request.path, stacklevel=stacklevel + 1, unsealing=unsealing)
     try:
         tables = checkpoint.tables
         if request.key is not None and tables.keys().isdisjoint(
@@ -223,9 +253,15 @@ def _in_checkpoint(request: _TableRequest, *, check: bool, stacklevel: int) -> S
             tables = {**tables, **checkpoint.parts()}
         key = _chosen(request, tables)
         source = _source(request, key, tables[key], checkpoint)
+        blocks = sum(-(-one.rows * source.row_bytes // BLOCK_BYTES) for one in source.segments)
+        if checkpoint.is_sealed and not source.segments:
+            return source
+        if checkpoint.is_sealed:
+            # Rows in several segments are not from `write`, which the opener refuses.
+            opener = checkpoint.opener(key, source.segments[0].path, blocks)
+            return replace(source, opener=opener)
         if not check:
             return source
-        blocks = sum(-(-one.rows * source.row_bytes // BLOCK_BYTES) for one in source.segments)
         return replace(source, checks=checkpoint.checks(key, blocks))
     except BaseException:
         checkpoint.release()

@@ -14,8 +14,15 @@ from penstock.tensors.arguments import encode_metadata
 MEMBER = "penstock.features"
 """The member of the checkpoint's metadata that holds a note for each table, by key."""
 BLOCK_BYTES = 4096
-"""Bytes of a table that share one checksum."""
+"""Bytes of a table that share one checksum, or are sealed together.
+
+A device reads no less for a row. Larger blocks would read more for a row of 512 bytes, smaller ones
+have more tags and are not faster to read.
+"""
+TAG_BYTES = 16
+"""Bytes of the tag of a sealed block."""
 _DIGEST = "crc32c"
+_CIPHER = "aes256gcm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +32,27 @@ class TableMetadata:
     Attributes:
         row_shape: The shape of a row; elements behind it are padding.
         checks: Name of the tensor with the checksum of each block; None for none.
+        tags: Name of the tensor with the tag of each block; None if they are not sealed.
     """
 
     row_shape: tuple[int, ...]
     checks: str | None
+    tags: str | None = None
 
     @classmethod
-    def of(cls, key: str, row_shape: tuple[int, ...]) -> TableMetadata:
-        """The note of a table written with checksums."""
-        return cls(row_shape, checks_name(key))
+    def of(cls, key: str, row_shape: tuple[int, ...], *, is_sealed: bool = False) -> TableMetadata:
+        """The note of a table written with checksums, or with tags."""
+        name = beside_name(key, is_sealed=is_sealed)
+        return cls(row_shape, None, name) if is_sealed else cls(row_shape, name)
 
     def to_json(self) -> dict[str, Any]:
         """The note as the checkpoint's metadata stores it."""
-        return {
-            "row_shape": list(self.row_shape),
-            "checks": {"tensor": self.checks, "digest": _DIGEST, "block_bytes": BLOCK_BYTES},
-        }
+        beside = (
+            {"checks": {"tensor": self.checks, "digest": _DIGEST, "block_bytes": BLOCK_BYTES}}
+            if self.tags is None
+            else {"seals": {"tensor": self.tags, "cipher": _CIPHER, "block_bytes": BLOCK_BYTES}}
+        )
+        return {"row_shape": list(self.row_shape), **beside}
 
 
 def with_table_metadata(metadata: Mapping[str, Any] | None, notes: Mapping[str, Any]) -> str:
@@ -52,9 +64,9 @@ def with_table_metadata(metadata: Mapping[str, Any] | None, notes: Mapping[str, 
     return encode_metadata({**(metadata or {}), MEMBER: notes})
 
 
-def checks_name(key: str) -> str:
-    """Name of the tensor that holds the checksums of a table."""
-    return f"{key}.{_DIGEST}"
+def beside_name(key: str, *, is_sealed: bool = False) -> str:
+    """Name of the tensor that holds the checksums of a table, or its tags."""
+    return f"{key}.{_CIPHER if is_sealed else _DIGEST}"
 
 
 def table_metadata_of(metadata: Mapping[str, Any], path: str) -> dict[str, TableMetadata]:
@@ -67,7 +79,7 @@ def table_metadata_of(metadata: Mapping[str, Any], path: str) -> dict[str, Table
 
 def _table_metadata(path: str, key: str, note: Any) -> TableMetadata:
     try:
-        row_shape, checks = note["row_shape"], note.get("checks")
+        row_shape, checks, seals = note["row_shape"], note.get("checks"), note.get("seals")
         if not all(type(size) is int and size >= 0 for size in row_shape):
             raise _senseless(path, key)
         # A newer writer may use other checksums; they are ignored, as if there were none.
@@ -75,11 +87,18 @@ def _table_metadata(path: str, key: str, note: Any) -> TableMetadata:
             (checks["digest"], checks["block_bytes"]) == (_DIGEST, BLOCK_BYTES)
         )
         name = checks["tensor"] if is_known else None
+        tags = None
+        if seals is not None:
+            # Rows that cannot be opened cannot be read.
+            if (seals["cipher"], seals["block_bytes"]) != (_CIPHER, BLOCK_BYTES):
+                raise _senseless(path, key)
+            tags = seals["tensor"]
     except (KeyError, TypeError, AttributeError) as error:
         raise _senseless(path, key) from error
-    if name is not None and not isinstance(name, str):
+    if not isinstance(name, str | None) or not isinstance(tags, str | None):
         raise _senseless(path, key)
-    return TableMetadata(tuple(row_shape), None if name is None else escaped(name))
+    names = (None if one is None else escaped(one) for one in (name, tags))
+    return TableMetadata(tuple(row_shape), *names)
 
 
 def _senseless(path: str, key: str) -> CorruptCheckpointError:

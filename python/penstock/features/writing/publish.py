@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.state.flattened import Flattened
     from penstock.options import Options
+    from penstock.sealing.sealing import Sealing
 
 _RANK = 0
 _SHARD = 99
@@ -37,6 +38,7 @@ def publish(
     overwrite: bool,
     options: Options,
     needed_bytes: int | None,
+    sealing: Sealing | None = None,
 ) -> tuple[str, tuple[Fallback, ...]]:
     """Lets a function write files of tables, and commits them as a checkpoint, durably.
 
@@ -49,12 +51,15 @@ def publish(
         overwrite: Replace a complete checkpoint that is there.
         options: Settings of the I/O.
         needed_bytes: Bytes of the rows; None if unknown.
+        sealing: For whom the checkpoint is sealed; the files have to be sealed already.
 
     Returns:
         The checkpoint's identity, and what could not be deleted.
     """
     job_options = to_native(options)
     check_no_store(where)
+    # Fails before anything is written if a key management service cannot be reached.
+    key = None if sealing is None else sealing.wrap_new()
     attempt = _native.Attempt.begin(where, overwrite=bool(overwrite))
     names = (
         _native.shard_file(_RANK, number, attempt.id)
@@ -62,9 +67,12 @@ def publish(
     )
     places = dict(zip(keys, (os.path.join(where, name) for name in names), strict=True))
     try:
+        if key is not None:
+            attempt.seal(key)
         with _io(options) as io:
             flat = flatten(fill(io, places))
-            vote = _job(where, flat, job_options).write(attempt, _RANK)["vote"]
+            job = _job(where, flat, job_options, is_sealed=key is not None)
+            vote = job.write(attempt, _RANK)["vote"]
         committed = attempt.commit(
             [(_RANK, *vote)], step=None, metadata=metadata, overwrite=bool(overwrite)
         )
@@ -93,7 +101,7 @@ def _io(options: Options) -> TensorIO:
     )
 
 
-def _job(path: str, flat: Flattened, options: dict[str, Any]) -> _native.Job:
+def _job(path: str, flat: Flattened, options: dict[str, Any], *, is_sealed: bool) -> _native.Job:
     return _native.Job(
         path,
         flat.tensors,
@@ -104,6 +112,7 @@ def _job(path: str, flat: Flattened, options: dict[str, Any]) -> _native.Job:
         arena=None,
         lazy=True,
         nice=None,
+        sealed=is_sealed,
     )
 
 

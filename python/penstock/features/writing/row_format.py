@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from penstock.tensors.file_tensor import FileTarget
 
 _KEY_CHARS_MAX = 1024
+_DECOY = "penstock.sealed"
+"""The only name in the header of a sealed file; `docs/format.md`, 9.6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +65,19 @@ class RowFormat:
         row_shape = (row_bytes // item_bytes,) if is_padded else shape
         return cls(key, dtypes.torch_dtype(dtype), dtype, row_bytes, row_shape)
 
-    def file(self, path: str, io: TensorIO, rows: int | None) -> TableFile:
+    def file(
+        self, path: str, io: TensorIO, rows: int | None, *, is_sealed: bool = False
+    ) -> TableFile:
         """Creates a file for the table; ``rows`` is None if their number is unknown."""
         nbytes = None if rows is None else rows * self.row_bytes
+        if is_sealed:
+            return TableFile(path, io, _DECOY, "uint8", 1, nbytes, is_sealed=True)
         return TableFile(path, io, self.key, self.dtype_name, 1 + len(self.row_shape), nbytes)
 
     def tensor(self, file: TableFile, io: TensorIO, rows: int) -> FileTensor:
         """The tensor of a finished file, as an entry of a state."""
         held = DigestedFile(ReservedFile(file.path, file.nbytes), file.chunks, io, _no_target)
+        held.sealer = file.sealer
         return FileTensor(held, file.begin, self.key, self.dtype, (rows, *self.row_shape))
 
 

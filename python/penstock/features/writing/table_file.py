@@ -14,14 +14,14 @@ import numpy as np
 
 from penstock import _native
 from penstock.errors import StorageError, storage_errors
-from penstock.features.sources.table_metadata import BLOCK_BYTES
+from penstock.features.sources.table_metadata import BLOCK_BYTES, TAG_BYTES
 from penstock.io.arrays import to_write_from
 from penstock.io.buffers import Buffers
 from penstock.io.digested_file import sync
 from penstock.io.files.digests import combined
 from penstock.tensors.dtypes import header_entry
 from penstock.tensors.file_tensor import CHUNK_BYTES
-from penstock.tensors.native_rows import TensorSource
+from penstock.tensors.native_rows import TensorSource, TensorTarget
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -52,6 +52,7 @@ class TableFile:
         dtype: Its element type, as in `docs/format.md`; safetensors has a name for it.
         dims: The number of its dimensions.
         nbytes: Bytes of all rows, whose space is then reserved; None if unknown.
+        is_sealed: Whether blocks are sealed before they are digested and written.
 
     Attributes:
         path: The file.
@@ -59,10 +60,19 @@ class TableFile:
         nbytes: Bytes of the file so far.
         is_direct: Whether the page cache is bypassed.
         chunks: CRC-64/NVME of each `CHUNK_BYTES` of the file, once it is finished.
+        sealer: Seals the blocks; None if they stay clear.
     """
 
     def __init__(
-        self, path: str, io: TensorIO, label: str, dtype: str, dims: int, nbytes: int | None
+        self,
+        path: str,
+        io: TensorIO,
+        label: str,
+        dtype: str,
+        dims: int,
+        nbytes: int | None,
+        *,
+        is_sealed: bool = False,
     ) -> None:
         self.path = path
         self.chunks: list[int] = []
@@ -73,6 +83,7 @@ class TableFile:
         longest = len(self._header((_COUNT_MAX,) * dims, _COUNT_MAX))
         self.begin = -(-longest // BLOCK_BYTES) * BLOCK_BYTES
         self.nbytes = self.begin
+        self.sealer = _native.BlockSealer(self.begin, BLOCK_BYTES) if is_sealed else None
         self._reserve(nbytes)
         self._io = io
         self._file = io.open(path, "w")
@@ -108,6 +119,9 @@ class TableFile:
         self._pass_on()
         while self._under_way:
             self._take(self._under_way.popleft())
+        if self.sealer is not None:
+            # The header of a sealed file names bytes alone.
+            shape = (self.nbytes - self.begin,)
         header = np.frombuffer(self._header(shape, self.nbytes - self.begin), np.uint8)
         (digest,) = _digests(header, [(0, header.size)])
         if self.chunks:
@@ -125,7 +139,9 @@ class TableFile:
 
     @property
     def checks(self) -> np.ndarray[Any, Any]:
-        """CRC-32C of each block of the rows, once the file is finished."""
+        """CRC-32C of each block of the rows, or its tag, once the file is finished."""
+        if self.sealer is not None:
+            return np.frombuffer(self._checks, np.uint8).reshape(-1, TAG_BYTES)
         return np.frombuffer(self._checks, np.uint32)
 
     @property
@@ -148,12 +164,17 @@ class TableFile:
     def _write(self, piece: np.ndarray[Any, Any], start: int, count: int) -> _Written:
         try:
             bytes_of = piece[:count]
+            tags = None
+            if self.sealer is not None:
+                # Pieces begin with a block.
+                memory = TensorTarget(bytes_of.ctypes.data, count, bytes_of)
+                tags = self.sealer.seal((start - self.begin) // BLOCK_BYTES, memory)
             transfer = self._io.write(bytes_of, self._file, start)
             end = start + count
             borders = range((start // CHUNK_BYTES + 1) * CHUNK_BYTES, end, CHUNK_BYTES)
             cuts = [place - start for place in (start, *borders, end)]
             digests = _digests(bytes_of, list(pairwise(cuts)))
-            checks = _native.block_checks(to_write_from(bytes_of))
+            checks = _native.block_checks(to_write_from(bytes_of)) if tags is None else tags
             return digests, checks, transfer.result()
         finally:
             self._free.put(piece)

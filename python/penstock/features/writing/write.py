@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.common.progress import Progress, shown
-from penstock.features.sources.table_metadata import TableMetadata, checks_name, with_table_metadata
+from penstock.features.sources.table_metadata import (
+    TableMetadata,
+    beside_name,
+    with_table_metadata,
+)
 from penstock.features.writing.publish import publish
 from penstock.features.writing.row_chunks import RowChunks
 from penstock.features.writing.row_format import RowFormat
 from penstock.options import Options
+from penstock.sealing.sealing import Sealing, check_sealing
 from penstock.tensors.arguments import decode_local_path
 
 if TYPE_CHECKING:
@@ -66,6 +71,7 @@ def write(
     align: Align = "auto",
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    sealing: Sealing | None = None,
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> WriteReport:
@@ -91,6 +97,9 @@ def write(
             padding as additional columns of zeros.
         metadata: Plain JSON to store with it, readable with `penstock.inspect`.
         overwrite: Replace a complete checkpoint at the path.
+        sealing: For whom the table is sealed. Rows are encrypted in blocks of 4,096 bytes before
+            they are written; their tags take the place of checksums. Open it with
+            ``penstock.features.open(…, identities=…)``.
         options: Settings of the I/O; None for ``Options()``.
         progress: True for a bar on standard error, or a function called with the bytes done and the
             bytes in all, as far as they are known.
@@ -104,6 +113,7 @@ def write(
         ValueError: The rows contradict ``shape``, or an argument is out of range.
         TypeError: The rows are no arrays, or not all of one type; or an argument is of another
             type.
+        KmsError: A key management service refused or was not reachable; nothing was written.
 
     Example:
         >>> import numpy as np, penstock, tempfile
@@ -116,17 +126,20 @@ def write(
         torch.Size([30, 1024])
     """
     began = time.perf_counter()
+    check_sealing(sealing)
+    is_sealed = sealing is not None
     where = decode_local_path(path)
     chunks = RowChunks(rows, shape, dtype)
     row_format = RowFormat.of(key, chunks.dtype, chunks.item_bytes, chunks.row_shape, align)
-    table_note = TableMetadata.of(key, chunks.row_shape)
+    table_note = TableMetadata.of(key, chunks.row_shape, is_sealed=is_sealed)
     full_metadata = with_table_metadata(metadata, {key: table_note.to_json()})
     files: list[TableFile] = []
 
     def fill(io: TensorIO, places: Mapping[str, str]) -> dict[str, Any]:
-        file = _filled(places[key], io, row_format, chunks, progress)
+        file = _filled(places[key], io, row_format, chunks, progress, is_sealed=is_sealed)
         files.append(file)
-        return {key: row_format.tensor(file, io, chunks.rows), checks_name(key): file.checks}
+        rows = row_format.tensor(file, io, chunks.rows)
+        return {key: rows, beside_name(key, is_sealed=is_sealed): file.checks}
 
     checkpoint_id, leftovers = publish(
         where,
@@ -136,6 +149,7 @@ def write(
         overwrite=overwrite,
         options=Options() if options is None else options,
         needed_bytes=None if chunks.count is None else chunks.count * row_format.row_bytes,
+        sealing=sealing,
     )
     (file,) = files
     return WriteReport(
@@ -154,12 +168,18 @@ def write(
 
 
 def _filled(
-    place: str, io: TensorIO, row_format: RowFormat, chunks: RowChunks, progress: bool | Progress
+    place: str,
+    io: TensorIO,
+    row_format: RowFormat,
+    chunks: RowChunks,
+    progress: bool | Progress,
+    *,
+    is_sealed: bool,
 ) -> TableFile:
     """Writes a file with all rows, durably."""
     nbytes = None if chunks.count is None else chunks.count * row_format.row_bytes
     with (
-        closing(row_format.file(place, io, chunks.count)) as file,
+        closing(row_format.file(place, io, chunks.count, is_sealed=is_sealed)) as file,
         shown(progress, "writing") as update,
     ):
         for part in chunks.parts(row_format.row_bytes):

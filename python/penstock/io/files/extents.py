@@ -157,11 +157,39 @@ class Weights:
         tensors: The weights by name.
         marks: The mark of each file by path, to detect changes; see `FileMark`.
         digests: Digests of the files' bytes; None if there are none.
+        chunks: Opens the files' chunks; None if they are not sealed.
     """
 
     tensors: Mapping[str, TensorExtent | Composed]
     marks: Mapping[str, FileMark]
     digests: Digests | None = None
+    chunks: SealedChunks | None = None
+
+
+class SealedChunks(Protocol):
+    """Chunks of sealed files, which are opened after every read.
+
+    Attributes:
+        chunk_bytes: Size of each chunk, counted from the file's beginning.
+    """
+
+    chunk_bytes: int
+
+    def open(self, path: str, start: int, pieces: Sequence[Any], wanted: tuple[int, int]) -> None:
+        """Opens bytes of a file in place.
+
+        Args:
+            path: The path of the file.
+            start: Offset of the bytes, which begins a chunk.
+            pieces: Tensors of bytes with the contents, in order, up to the end of a chunk.
+            wanted: The byte range of the file that the caller uses.
+
+        Raises:
+            TamperedError: A chunk does not open; `check` tells whether it is damaged.
+        """
+
+    def check(self, path: str, start: int, pieces: Sequence[Any], wanted: tuple[int, int]) -> None:
+        """Compares sealed bytes with their digests, as `Digests.check` does."""
 
 
 class Digests(Protocol):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import os
 
     from penstock.offload.optim.shares import ParameterShares
+    from penstock.sealing.sealing import Sealing
 
 
 class AdamW(StoredOptimizer, torch.optim.AdamW):
@@ -36,8 +37,10 @@ class AdamW(StoredOptimizer, torch.optim.AdamW):
         masters: Whether float16 and bfloat16 parameters have float32 moments, and float32 copies
             (masters) that are updated and kept in files, too.
         maximize: Whether to maximize the objective.
+        sealing: Not supported yet: refused, as the files of the state stay clear.
 
     Raises:
+        CannotSealError: ``sealing`` is given; nothing was created.
         UnsupportedStateError: A parameter is not contiguous, or of an unsupported type.
         StorageError: Another process uses the directory, its file system has no hard links, or the
             system refuses it.
@@ -57,6 +60,7 @@ class AdamW(StoredOptimizer, torch.optim.AdamW):
         memory_bytes: int = MEMORY_BYTES,
         masters: bool = False,
         maximize: bool = False,
+        sealing: Sealing | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -68,7 +72,7 @@ class AdamW(StoredOptimizer, torch.optim.AdamW):
             maximize=maximize,
             fused=True,
         )
-        self._open(directory, memory_bytes, masters)
+        self._open(directory, memory_bytes, masters, sealing)
 
     def _moments_of(self, group: dict[str, Any]) -> tuple[str, ...]:
         extra = ("max_exp_avg_sq",) if group.get("amsgrad") else ()

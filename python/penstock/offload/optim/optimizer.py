@@ -28,6 +28,7 @@ from penstock.offload.optim.load_state import (
 from penstock.offload.optim.shares import SteppedParameter, assigned_of, flat_gradient, shares_of
 from penstock.offload.optim.state import StoredState
 from penstock.offload.optim.state_dict import PIECE_BYTES
+from penstock.sealing.sealing import refuse_sealing
 from penstock.tensors.arguments import decode_local_path
 from penstock.tensors.gc_paused import gc_paused
 from penstock.tensors.torch_names import DTensor
@@ -61,11 +62,17 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
     _NEEDS_COUNT = True
     """Whether PyTorch's optimizer refuses moments without a count of steps."""
 
-    def _open(self, directory: Any, memory_bytes: int, masters: bool) -> None:
+    def _open(self, directory: Any, memory_bytes: int, masters: bool, sealing: Any) -> None:
         """Opens the state; called after PyTorch's constructor, which registers all parameters."""
         _MEMORY.check("memory_bytes", memory_bytes)
         # Absolute, as the working directory may change later.
         path = os.path.abspath(decode_local_path(directory))
+        refuse_sealing(
+            sealing,
+            path,
+            "keep the directory on an encrypted disk or in memory (tmpfs), or train"
+            " with an optimizer of PyTorch and save sealed checkpoints",
+        )
         self._masters = bool(masters)
         self._numbers: dict[Any, int] = {}
         # The numbers of parameters whose moments are in files.

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import os
 
     from penstock.offload.optim.shares import ParameterShares
+    from penstock.sealing.sealing import Sealing
 
 
 class SGD(StoredOptimizer, torch.optim.SGD):
@@ -30,8 +31,10 @@ class SGD(StoredOptimizer, torch.optim.SGD):
         memory_bytes: Most bytes of momentum in memory at a time.
         masters: Whether float16 and bfloat16 parameters have float32 momentum and float32 copies.
         maximize: Whether to maximize the objective.
+        sealing: Not supported yet: refused, as the files of the state stay clear.
 
     Raises:
+        CannotSealError: ``sealing`` is given; nothing was created.
         UnsupportedStateError: A parameter is not contiguous, or of an unsupported type.
         StorageError: Another process uses the directory, its file system has no hard links, or the
             system refuses it.
@@ -51,6 +54,7 @@ class SGD(StoredOptimizer, torch.optim.SGD):
         memory_bytes: int = MEMORY_BYTES,
         masters: bool = False,
         maximize: bool = False,
+        sealing: Sealing | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -62,7 +66,7 @@ class SGD(StoredOptimizer, torch.optim.SGD):
             maximize=maximize,
             fused=True,
         )
-        self._open(directory, memory_bytes, masters)
+        self._open(directory, memory_bytes, masters, sealing)
 
     # PyTorch's SGD does not count steps.
     _NEEDS_COUNT = False

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import DeviceError, PenstockError
-from penstock.io.own_io import wait_until_idle
 from penstock.offload.streaming.experts import slab_sizes_of, slots_of
 from penstock.offload.streaming.weights.use_order import UseOrder
 from penstock.offload.streaming.weights.weight_files import WeightFiles
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.io.tensor_io import TensorIO
     from penstock.io.transfer import Transfer
     from penstock.offload.streaming.experts import Mixture, Slab
+    from penstock.offload.streaming.weights.sealed_read import SealedRead, SealedReader
     from penstock.offload.streaming.weights.verify_on_first_read import FirstReadVerifier
     from penstock.tensors.devices import DeviceStream
 
@@ -79,7 +79,7 @@ class _MatrixSlot:
     index: int
     memory: Any
     slab: Slab | None = None
-    transfer: Transfer | None = None
+    transfer: Transfer | SealedRead | None = None
     tensor: Any = None
     made: tuple[DeviceStream, _native.Moment] | None = None
 
@@ -116,7 +116,7 @@ class _SlotPool:
         slot.slab = slot.transfer = slot.tensor = slot.made = None
         return slot
 
-    def fill(self, slot: _MatrixSlot, slab: Slab, transfer: Transfer) -> None:
+    def fill(self, slot: _MatrixSlot, slab: Slab, transfer: Transfer | SealedRead) -> None:
         """Assigns a slot to a matrix that is being read into it."""
         slot.slab, slot.transfer = slab, transfer
         self.slot_of[slab.number] = slot
@@ -150,6 +150,7 @@ class ExpertCache:
         marks: Identity of each file when the model was made, by its path.
         verifier: Verifies the first read of each range, where there are digests.
         device: Device of the slots; None for the host.
+        sealed: Reads sealed files; None for clear ones.
 
     Attributes:
         counts: Counters.
@@ -166,6 +167,7 @@ class ExpertCache:
         marks: Mapping[str, FileMark],
         verifier: FirstReadVerifier | None = None,
         device: torch.device | None = None,
+        sealed: SealedReader | None = None,
     ) -> None:
         self.counts = ExpertsReport(0)
         self.device: Any = device or "cpu"
@@ -174,7 +176,7 @@ class ExpertCache:
         self.weight_bytes = sum(slab.weight_bytes for slab in _all_of(mixtures))
         self._mixtures = mixtures
         self._io = io
-        self._files = WeightFiles(io, marks, verifier)
+        self._files = WeightFiles(io, marks, verifier, sealed)
         self._pools: dict[str, _SlotPool] = {}
         self._active_uses: set[ExpertsUse] = set()
         self._kernels = UseOrder(device)
@@ -278,7 +280,7 @@ class ExpertCache:
             raise
         except BaseException:
             # The kernel may still write to its memory: wait for all reads.
-            wait_until_idle(self._io)
+            self._files.wait_until_idle()
             raise
         self.counts.read_bytes += sum(span.nbytes for span in slab.spans)
         return slot

@@ -12,6 +12,7 @@ from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.io.transfer import Transfer, TransferReport
+    from penstock.offload.streaming.weights.sealed_read import SealedRead
 
 _PASSES_MAX = 1000
 """The number of passes kept, the newest ones."""
@@ -80,12 +81,12 @@ class ReadSpeed:
 
     def __init__(self) -> None:
         self.last: TransferReport | None = None
-        self._under_way: deque[tuple[float, Transfer, str]] = deque()
+        self._under_way: deque[tuple[float, Transfer | SealedRead, str]] = deque()
         self._nbytes = 0
         self._seconds = 0.0
         self._busy_until = 0.0
 
-    def begun(self, transfer: Transfer, name: str) -> None:
+    def begun(self, transfer: Transfer | SealedRead, name: str) -> None:
         """Notes that a read of the named unit has begun."""
         self.count_ended()
         self._under_way.append((time.perf_counter(), transfer, name))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.checkpoint.steps.newest import is_penstock
-from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.errors import NotSealedError, StateMismatchError, UnsupportedStateError
 from penstock.io.files.extents import TensorExtent
 from penstock.io.files.safetensors_header import weights_of
 from penstock.io.own_io import another, own_io
@@ -30,9 +30,11 @@ from penstock.offload.streaming.sources.dispatched import (
 from penstock.offload.streaming.streamer import Streamer
 from penstock.offload.streaming.unit_use import UnitUse, check_is_whole, keep_as_it_is
 from penstock.offload.streaming.weights.memory import WeightMemory
+from penstock.offload.streaming.weights.sealed_read import SealedReader
 from penstock.offload.streaming.weights.shares import NO_SLOTS, needs_of
 from penstock.offload.streaming.weights.units import PAGE_BYTES, ReadSpan, units_of
 from penstock.offload.streaming.weights.verify_on_first_read import FirstReadVerifier
+from penstock.sealing.unsealing import Unsealing
 from penstock.tensors import dtypes
 from penstock.tensors.arguments import decode_local_path
 from penstock.tensors.devices import device_of
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 
     from penstock.io.files.extents import Composed, Weights
     from penstock.io.tensor_io import TensorIO
+    from penstock.offload.streaming.experts import Mixture
+    from penstock.sealing.identities import Identities
+    from penstock.sealing.passphrase import Key
 
 _STREAMER = "_penstock_streamer"
 
@@ -57,6 +62,7 @@ def stream(
     blocks: Iterable[str] | None = None,
     io: TensorIO | None = None,
     device: Any = None,
+    identities: Identities | Key | Iterable[Key] | None = None,
 ) -> Any:
     """Prepares a model for inference with weights that need not fit into memory.
 
@@ -86,6 +92,10 @@ def stream(
         device: Device that computes and whose memory `memory_bytes` limits, as ``"cuda"``; default:
             the host. Weights pass through pinned memory of ``io`` and are copied while the GPU
             computes; memory is refilled once the streams have used its content.
+        identities: Keys that open a sealed checkpoint, as for `penstock.load`; weights that are not
+            sealed are then refused. Default: those of ``PENSTOCK_IDENTITIES``, which refuse
+            nothing. Sealed weights are opened chunk by chunk while blocks before them compute, and
+            their tags are compared at every read.
 
     Returns:
         The model, in evaluation mode; a module is changed in place.
@@ -99,9 +109,14 @@ def stream(
         UnsupportedStateError: Bytes of a parameter are scattered in the checkpoint.
         MissingDependencyError: PyTorch or transformers is not installed.
         StorageError: A file cannot be opened, or the system has no room for the memory.
+        SealedError: The checkpoint is sealed, and there are no identities.
+        NotSealedError: ``identities`` are given, and the weights are not sealed.
+        WrongKeyError: The identities do not open the checkpoint.
+        TamperedError: Somebody without the key has changed the checkpoint.
 
     A call of the model raises `CorruptCheckpointError` if a file has changed since, or bytes of a
-    checkpoint are not those that were saved, and `TransferError` if they cannot be read. On a GPU
+    checkpoint are not those that were saved, `TamperedError` if a sealed chunk is not the one that
+    was sealed for its place, and `TransferError` if bytes cannot be read. On a GPU
     it raises `DeviceError` if the driver fails, in a fork, and while a stream is captured into a
     graph that would keep the addresses of weights that move.
     """
@@ -118,7 +133,9 @@ def stream(
         check_is_whole(model)
     if where is not None:
         _check_device(model, memory_bytes, weights, where)
-    model, found, held, memory = _model_and_weights(model, weights, key, memory_bytes)
+    unsealing = Unsealing.of(identities)
+    model, found, held, memory = _model_and_weights(model, weights, key, memory_bytes, unsealing)
+    _refuse_sealed(found, where)
     if getattr(model, "_no_split_modules", None) is not None:
         named = of_transformers.blocks_of(model) if blocks is None else list(blocks)
     else:
@@ -132,13 +149,21 @@ def stream(
     held_bytes = _held_bytes(model, held)
     digests = found.digests
     verifier = None if digests is None else FirstReadVerifier(digests, found.marks, another(io))
-    experts = None
-    if mixtures:
-        experts = ExpertCache(mixtures, another(io), found.marks, verifier, where)
+    sealed = None if found.chunks is None else SealedReader(found.chunks, found.marks, io)
+    experts = _expert_cache(mixtures, found, another(io), verifier, where) if mixtures else None
 
     def made(share_bytes: int) -> Streamer:
         return Streamer(
-            units, share_bytes, held_bytes, io, found.marks, verifier, memory, experts, where
+            units,
+            share_bytes,
+            held_bytes,
+            io,
+            found.marks,
+            verifier,
+            memory,
+            experts,
+            where,
+            sealed,
         )
 
     if isinstance(memory_bytes, Budget):
@@ -148,7 +173,7 @@ def stream(
         streamer = made(memory_bytes)
     if is_dispatched(model):
         take_off(model, held)
-    _fill_buffers(model, found.tensors, io, verifier)
+    _fill_buffers(model, found.tensors, io, verifier, sealed)
     if where is not None:
         _move_buffers(model, where)
     streamer.begin()
@@ -191,6 +216,28 @@ def _check_device(
         )
 
 
+def _refuse_sealed(found: Weights, device: torch.device | None) -> None:
+    """Raises if weights are sealed and go to a device."""
+    if found.chunks is not None and device is not None:
+        raise UnsupportedStateError(
+            f"sealed weights are opened in memory of the host, and not streamed to {device} yet:"
+            " leave out device=",
+            key="device",
+        )
+
+
+def _expert_cache(
+    mixtures: list[Mixture],
+    found: Weights,
+    io: TensorIO,
+    verifier: FirstReadVerifier | None,
+    device: torch.device | None,
+) -> ExpertCache:
+    """The experts of a model, read with a share of the device of their own."""
+    sealed = None if found.chunks is None else SealedReader(found.chunks, found.marks, io)
+    return ExpertCache(mixtures, io, found.marks, verifier, device, sealed)
+
+
 def _move_buffers(model: Any, device: torch.device) -> None:
     """Moves buffers to a device, one that modules share once."""
     moved: dict[int, Any] = {}
@@ -224,7 +271,11 @@ def report(model: Any, *, gb_per_second: float | None = None) -> StreamReport:
 
 
 def _model_and_weights(
-    model: Any, weights: str | PathLike[str] | None, key: str | None, budget: int | Budget
+    model: Any,
+    weights: str | PathLike[str] | None,
+    key: str | None,
+    budget: int | Budget,
+    unsealing: Unsealing,
 ) -> tuple[Any, Weights, dict[str, Any], WeightMemory | None]:
     """The module, the location of its tensors, those already in memory, and memory for others."""
     directory = None
@@ -238,6 +289,7 @@ def _model_and_weights(
                 " there"
             )
     elif weights is None and is_dispatched(model):
+        _refuse_clear(unsealing, "the files of a dispatched model", "")
         return model, *weights_of_dispatched(model), None
     elif weights is None:
         raise TypeError("weights=: the directory with the safetensors files of the module")
@@ -247,10 +299,11 @@ def _model_and_weights(
         if directory is not None:
             model = of_transformers.model_of(directory)
         # The checkpoint's names are those that the model had when it was saved.
-        found = weights_of_checkpoint(where, model, key)
+        found = weights_of_checkpoint(where, model, key, unsealing)
         if directory is not None:
             of_transformers.untie(model, found.tensors)
         return model, found, {}, None
+    _refuse_clear(unsealing, where, where)
     if key is not None:
         raise ValueError(f"key={key!r}: {where} is no checkpoint, whose state has keys")
     found = weights_of(where)
@@ -263,6 +316,16 @@ def _model_and_weights(
     if directory is not None:
         of_transformers.untie(model, found.tensors)
     return model, found, {}, memory
+
+
+def _refuse_clear(unsealing: Unsealing, name: str, path: str) -> None:
+    """Refuses weights that are not sealed, if the caller asks for sealed ones."""
+    if unsealing.is_demanded:
+        raise NotSealedError(
+            f"{name}: not a checkpoint of Penstock, so not sealed, and identities= are given: find"
+            " out who put it there, or leave out identities=",
+            path=path,
+        )
 
 
 def _memory_for(tensors: Mapping[str, TensorExtent | Composed], budget_bytes: int) -> WeightMemory:
@@ -288,6 +351,7 @@ def _fill_buffers(
     tensors: Mapping[str, TensorExtent | Composed],
     io: TensorIO,
     verifier: FirstReadVerifier | None,
+    sealed: SealedReader | None,
 ) -> None:
     """Reads stored buffers, which are small and stay in memory."""
     torch = dtypes.import_torch()
@@ -303,9 +367,12 @@ def _fill_buffers(
         for run in stored.runs:
             spans.append(ReadSpan(*run, place))
             place += run.nbytes
-        io.read_all(
-            (memory[one.place : one.place + one.nbytes], one.path, one.offset) for one in spans
-        ).result()
+        if sealed is not None:
+            sealed.begin(spans, memory, str).result()
+        else:
+            io.read_all(
+                (memory[one.place : one.place + one.nbytes], one.path, one.offset) for one in spans
+            ).result()
         if verifier is not None:
             verifier.check(spans, memory, None)
         made = torch.empty(stored.shape_in_model, dtype=buffer.dtype, device="cpu")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.common import tracing
 from penstock.errors import PenstockError, TransferError, UnsupportedStateError
-from penstock.io.own_io import wait_until_idle
 from penstock.offload.streaming.forward_passes import ForwardPasses, ReadSpeed
 from penstock.offload.streaming.module_hooks import UnitCall, UnitCalls
 from penstock.offload.streaming.weights.bound_weights import (
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.io.tensor_io import TensorIO
     from penstock.io.transfer import Transfer
     from penstock.offload.streaming.expert_cache import ExpertCache
+    from penstock.offload.streaming.weights.sealed_read import SealedRead, SealedReader
     from penstock.offload.streaming.weights.units import Unit
     from penstock.offload.streaming.weights.verify_on_first_read import (
         FirstReadVerifier,
@@ -76,7 +76,7 @@ class _Loaded:
 
     memory: Any
     claim: RingRange | None
-    transfer: Transfer
+    transfer: Transfer | SealedRead
     begun: float
     surroundings: SurroundingBytes | None = None
     users: set[UnitCall] = field(default_factory=set)
@@ -99,6 +99,7 @@ class Streamer:
         memory: Memory for the weights, if it was allocated already.
         experts: Reads experts one by one, if the model has some.
         device: Device of the weights; None for the host.
+        sealed: Reads sealed files; None for clear ones.
 
     Attributes:
         counts: Counters.
@@ -120,6 +121,7 @@ class Streamer:
         memory: WeightMemory | None = None,
         experts: ExpertCache | None = None,
         device: torch.device | None = None,
+        sealed: SealedReader | None = None,
     ) -> None:
         self._device = device
         self._use_order = UseOrder(device)
@@ -133,7 +135,8 @@ class Streamer:
         self._take(memory_bytes, shared_out(units, memory_bytes, held_bytes, self._slots), memory)
         self._io = io
         self._verifier = verifier
-        self._files = WeightFiles(io, marks, verifier)
+        self._sealed = sealed
+        self._files = WeightFiles(io, marks, verifier, sealed)
         self._loaded: dict[int, _Loaded] = {}
         self._cursor = 0
         self._calls = UnitCalls()
@@ -179,8 +182,8 @@ class Streamer:
     @property
     def read_bytes(self) -> int:
         """Bytes read from storage, with experts and with surrounding bytes read to verify."""
-        verifier, experts = self._verifier, self.experts
-        read_bytes = self.counts.read_bytes + (0 if verifier is None else verifier.read_bytes)
+        around, experts = self._sealed or self._verifier, self.experts
+        read_bytes = self.counts.read_bytes + (0 if around is None else around.read_bytes)
         return read_bytes + (0 if experts is None else experts.counts.read_bytes)
 
     def resize(self, memory_bytes: int) -> None:
@@ -476,7 +479,7 @@ class Streamer:
             raise
         except BaseException:
             # The kernel may still write to its memory: wait for all reads.
-            wait_until_idle(self._io)
+            self._files.wait_until_idle()
             raise
         self.counts.read_bytes += sum(span.nbytes for span in unit.spans)
         self.reads.begun(transfer, unit.name)

@@ -36,9 +36,24 @@ pub struct SealedFile {
     pub header_bytes: u64,
     /// Binds the shard to its key.
     pub commitment: Block,
-    /// The tag of each chunk in order.
+    /// The tag of each chunk in order; none if it is sealed by blocks.
     pub tags: Tags,
+    /// Set if it is sealed by blocks instead of chunks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<SealedBlocks>,
 }
+
+/// How a shard is sealed by blocks that open alone, whose tags a tensor holds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SealedBlocks {
+    /// Bytes of a block; the first one begins behind the header.
+    pub block_bytes: u64,
+    /// The key of the file, encrypted under a key of the attempt.
+    pub key: Text,
+}
+
+/// Sizes of blocks that a reader takes: whole sectors, and no more than a chunk.
+const SECTOR_BYTES: u64 = 512;
 
 /// The member `sealed` of a part.
 #[derive(Debug, Serialize, Deserialize)]
@@ -95,9 +110,19 @@ impl FileEntry {
 
     fn check_sealed(&self, sealed: &SealedFile) -> std::result::Result<(), String> {
         let (name, tags) = (&self.name, sealed.tags.0.len());
-        if tags != self.chunks.len() {
-            let chunks = self.chunks.len();
+        let chunks = match &sealed.blocks {
+            None => self.chunks.len(),
+            Some(_) => 0,
+        };
+        if tags != chunks {
             return Err(format!("{name}: {tags} tags for {chunks} chunks"));
+        }
+        if let Some(SealedBlocks { block_bytes, .. }) = sealed.blocks
+            && (block_bytes == 0
+                || block_bytes > CHUNK_BYTES
+                || !block_bytes.is_multiple_of(SECTOR_BYTES))
+        {
+            return Err(format!("{name}: blocks of {block_bytes} bytes"));
         }
         let header_bytes = sealed.header_bytes;
         if header_bytes > self.bytes.min(self.chunk_bytes) {

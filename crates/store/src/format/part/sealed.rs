@@ -8,7 +8,9 @@ use serde_json::value::RawValue;
 use super::{Alias, Missing, Part, SealedBody, TensorEntry};
 use crate::error::{Error, Result};
 use crate::format::name;
-use crate::seal::{Block, DataKey, MessageKey, SEALED_TREE, Sealing, ShardOpener, ShardPlace};
+use crate::seal::{
+    Block, BlockKey, DataKey, MessageKey, SEALED_TREE, Sealing, ShardOpener, ShardPlace,
+};
 
 /// The members of a part that are sealed.
 #[derive(Serialize, Deserialize)]
@@ -18,6 +20,25 @@ struct Body {
     tree: Box<RawValue>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     missing: Vec<Missing>,
+}
+
+/// Opens a file of a sealed part.
+#[derive(Debug)]
+pub(crate) enum FileOpener {
+    /// By chunks, as loads read it.
+    Chunks(ShardOpener),
+    /// By blocks, with tags that are elsewhere.
+    Blocks(BlockKey),
+}
+
+impl FileOpener {
+    /// Bytes of the header, which stay clear.
+    fn header_bytes(&self) -> u64 {
+        match self {
+            FileOpener::Chunks(opener) => opener.header_bytes(),
+            FileOpener::Blocks(key) => key.header_bytes,
+        }
+    }
 }
 
 fn sealed_tree() -> Box<RawValue> {
@@ -52,7 +73,7 @@ impl Part {
         key: &DataKey,
         path: &Path,
         file: &str,
-    ) -> Result<Vec<ShardOpener>> {
+    ) -> Result<Vec<FileOpener>> {
         let tampered = |detail: &str| Error::tampered(path, file, detail);
         let malformed = |detail: String| Error::malformed(path, file, detail);
         let Some(sealed) = self.sealed.take() else {
@@ -77,12 +98,28 @@ impl Part {
         Ok(openers)
     }
 
-    fn openers(&self, key: &DataKey, salt: &Block, path: &Path) -> Result<Vec<ShardOpener>> {
+    fn openers(&self, key: &DataKey, salt: &Block, path: &Path) -> Result<Vec<FileOpener>> {
         let mut openers = Vec::with_capacity(self.files.len());
         for (number, file) in (0..).zip(&self.files) {
             let tampered = |detail: &str| Error::tampered(path, &file.name, detail);
             let sealed = file.sealed.as_ref();
             let sealed = sealed.ok_or_else(|| tampered("it is clear in a sealed checkpoint"))?;
+            if let Some(blocks) = &sealed.blocks {
+                let wrapping = MessageKey::of_file(key, salt, &self.id, self.rank, number);
+                let (header_bytes, block_bytes) = (sealed.header_bytes, blocks.block_bytes);
+                let commitment = &sealed.commitment;
+                let opened = BlockKey::unwrap(
+                    &wrapping,
+                    &blocks.key,
+                    header_bytes,
+                    block_bytes,
+                    commitment,
+                );
+                let opened = opened
+                    .map_err(|_| tampered("its key is that of another file, place or checkpoint"));
+                openers.push(FileOpener::Blocks(opened?));
+                continue;
+            }
             let place = ShardPlace {
                 id: &self.id,
                 rank: self.rank,
@@ -93,11 +130,9 @@ impl Part {
             };
             let tags = sealed.tags.0.clone();
             let opener = ShardOpener::new(key, salt, &place, &sealed.commitment, tags);
-            openers.push(
-                opener.map_err(|_| {
-                    tampered("its commitment is that of another key, size or place")
-                })?,
-            );
+            let opener = opener
+                .map_err(|_| tampered("its commitment is that of another key, size or place"));
+            openers.push(FileOpener::Chunks(opener?));
         }
         Ok(openers)
     }
@@ -125,7 +160,7 @@ impl Part {
     }
 
     /// Headers are clear: no tensor reaches into one.
-    fn check_ranges(&self, openers: &[ShardOpener]) -> std::result::Result<(), String> {
+    fn check_ranges(&self, openers: &[FileOpener]) -> std::result::Result<(), String> {
         let is_clear = |tensor: &&TensorEntry| {
             let (begin, end) = tensor.range;
             begin < end && begin < openers[tensor.file].header_bytes()

@@ -14,7 +14,7 @@ use super::{Checkpoint, is_replaced};
 use crate::error::{Error, Result};
 use crate::format::description::check_size;
 use crate::format::digest::CHUNK_BYTES;
-use crate::format::part::{FileEntry, TensorEntry};
+use crate::format::part::{FileEntry, FileOpener, TensorEntry};
 use crate::options::Options;
 use crate::pipeline::damage::Damage;
 use crate::pipeline::read::{Hashing, OnDamage, Source, read};
@@ -124,7 +124,10 @@ impl Checkpoint {
         }
         if let Some(openers) = openers {
             for (source, &file) in sources.iter_mut().zip(&used) {
-                source.opener = Some(&openers[file]);
+                source.opener = match &openers[file] {
+                    FileOpener::Chunks(opener) => Some(opener),
+                    FileOpener::Blocks(_) => return Err(self.read_by_blocks(file)),
+                };
             }
         }
         for request in &mut requests {

@@ -13,6 +13,7 @@ from penstock.checkpoint.steps.newest import open_newest
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.io.files.extents import FileRange, JoinedExtent, TensorExtent, Weights
 from penstock.io.files.file_marks import FileMark
+from penstock.sealing.unsealing import CLEAR
 from penstock.tensors import dtypes
 from penstock.tensors.memory import of_tensor
 
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.checkpoint.loading.placed import PlacedTensor
+    from penstock.sealing.unsealing import Unsealing
 
 _SHOWN_MAX = 5
 
 
-def weights_of_checkpoint(path: str, model: Any, key: str | None) -> Weights:
+def weights_of_checkpoint(
+    path: str, model: Any, key: str | None, unsealing: Unsealing = CLEAR
+) -> Weights:
     """Locates a model's weights in a checkpoint, which is held as long as the result exists.
 
     Args:
@@ -32,8 +36,9 @@ def weights_of_checkpoint(path: str, model: Any, key: str | None) -> Weights:
         model: A module.
         key: Key of the state under which the parameters are, as ``"model"``; empty if they are the
             state itself. None searches for the place that has all of them.
+        unsealing: How a sealed checkpoint is opened.
     """
-    checkpoint = open_newest(path, stacklevel=4)
+    checkpoint = open_newest(path, stacklevel=4, unsealing=unsealing)
     try:
         return _weights(checkpoint, model, key)
     except BaseException:
@@ -57,6 +62,8 @@ def _weights(checkpoint: OpenCheckpoint, model: Any, key: str | None) -> Weights
     }
     paths = {run.path for one in found.values() for run in one.runs}
     marks = {one: FileMark.of(os.stat(one)) for one in sorted(paths)}
+    if checkpoint.is_sealed:
+        return Weights(found, marks, None, _Chunks(checkpoint))
     return Weights(found, marks, _Digests(checkpoint))
 
 
@@ -71,6 +78,14 @@ class _Digests:
     def check(self, path: str, start: int, pieces: Sequence[Any], wanted: tuple[int, int]) -> None:
         memories = [of_tensor(piece, "the piece") for piece in pieces]
         self._checkpoint.check(os.path.basename(path), start, memories, wanted)
+
+
+class _Chunks(_Digests):
+    """The chunks of a sealed checkpoint, which stays open likewise."""
+
+    def open(self, path: str, start: int, pieces: Sequence[Any], wanted: tuple[int, int]) -> None:
+        memories = [of_tensor(piece, "the piece") for piece in pieces]
+        self._checkpoint.open_chunks(os.path.basename(path), start, memories, wanted)
 
 
 def _prefix(path: str, model: Any, tensors: Mapping[str, Any], key: str | None) -> str:
