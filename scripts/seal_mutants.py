@@ -28,6 +28,7 @@ FAILED = re.compile(r"^test (\S+) \.\.\. FAILED$", re.MULTILINE)
 
 
 def main() -> int:
+    """Tries the chosen mutants; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "names", nargs="*", help="only the mutants whose name contains one of these"

@@ -32,6 +32,7 @@ pub(crate) use encoded::Tag;
 pub use encoded::{Block, Sha256, Tags, Text};
 pub(crate) use message::{ManifestKeys, MessageKey};
 pub(crate) use opener::ShardOpener;
+pub use record::{Seal, Witness};
 pub(crate) use sealer::ShardSealer;
 pub use statement::SealingEntry;
 pub(crate) use statement::{join_wraps, split_mac};
@@ -53,18 +54,6 @@ pub struct Sealing {
     key: Arc<DataKey>,
     wraps: Vec<Wrap>,
     witness: Option<Witness>,
-}
-
-/// Called for each message that is sealed.
-pub type Witness = Arc<dyn Fn(&Seal) + Send + Sync>;
-
-/// A sealed message: AES-GCM is broken by two of them with equal key and nonce.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Seal {
-    /// SHA-256 of the key.
-    pub key: [u8; 32],
-    /// The nonce.
-    pub nonce: [u8; 12],
 }
 
 impl Sealing {

@@ -1,7 +1,7 @@
 //! Signatures: statements about the files of a checkpoint, and the hashes in them (docs/format.md,
 //! 10).
 //!
-//! A statement lists the BLAKE3 of every file. Whoever has its signature and trusts the signer
+//! A statement lists the BLAKE3 of every file. A reader who has its signature and trusts the signer
 //! knows all bytes of the checkpoint. BLAKE3 is a tree: [`ChunkHash`]es of the chunks of the digests
 //! add up to the hash of the file, so a save makes them while it writes, a load compares each chunk
 //! that it reads, and neither reads anything else.

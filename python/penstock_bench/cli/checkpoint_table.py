@@ -94,7 +94,7 @@ def _passes(results: Results) -> Table:
 
 
 def _sealed(costs: dict[str, figures.Sealed]) -> Table:
-    """What sealing costs."""
+    """A table of the costs of sealing."""
     numbers = ["save", "load", "save +s", "load +s", "wait"]
     rows = table("sealed / clear", *numbers, numbers=numbers, folded=["sealed / clear"])
     for by, cost in costs.items():

@@ -60,12 +60,12 @@ _ARGUMENTS_OF_OTHERS = {
     *("batch_sampler", "num_workers", "sampler"),  # Its loaders.
     *("ckpt_path", "log_model_checkpoints", "plugins", "save_last", "strategy"),  # Lightning.
     *("experts_implementation", "resume_from_checkpoint", "save_only_model"),  # transformers.
-    *("save_strategy",),  # transformers.
+    *("push_to_hub", "save_strategy"),  # transformers.
     *("format",),  # Slurm's sacct.
     *("save_on_each_node", "use_seedable_sampler"),  # Accelerate.
     *("exclude_from_loading",),  # torchtitan.
     *("storage_path",),  # Ray.
-    *("iommu", "io_uring_disabled", "memlock", "seccomp"),  # The kernel and its containers.
+    *("core_pattern", "iommu", "io_uring_disabled", "memlock", "seccomp"),  # The kernel and its containers.
     *("rbps", "riops", "wbps", "wiops"),  # The limits of a control group.
 }
 

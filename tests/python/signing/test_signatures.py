@@ -114,7 +114,7 @@ def collide(file, at):
     file.write_bytes(data)
 
 
-# What is accepted.
+# Signatures that are accepted.
 
 
 @pytest.mark.quick

@@ -36,7 +36,7 @@ pub struct SignReport {
 const READERS_MAX: usize = 8;
 
 /// Signs the checkpoint at `path` with each key, durably; a signature of the same form is replaced.
-/// Whoever signs vouches for what is there now: sign what you have just saved, or have verified.
+/// A signature vouches for the bytes that are there now: sign what was just saved or verified.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the checkpoint is damaged, [`Error::Signature`] if its directory holds

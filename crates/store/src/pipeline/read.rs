@@ -66,11 +66,11 @@ pub(crate) struct Source<'a> {
     pub(crate) chunks: Option<&'a [Digest]>,
     /// Opens the file's chunks, if it is sealed and is to be opened.
     pub(crate) opener: Option<&'a ShardOpener>,
-    /// What is done with the hashes of the file's chunks.
+    /// The use of the hashes of the file's chunks.
     pub(crate) hashing: Hashing<'a>,
 }
 
-/// What a read does with the hash of each chunk, of the bytes as they are stored.
+/// The use of the hash of each chunk, made of the bytes as they are stored.
 #[derive(Clone, Copy)]
 pub(crate) enum Hashing<'a> {
     /// None is made.

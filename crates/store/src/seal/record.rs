@@ -4,7 +4,17 @@ use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::sync::{Arc, OnceLock};
 
-use super::{Seal, Witness};
+/// Called for each message that is sealed.
+pub type Witness = Arc<dyn Fn(&Seal) + Send + Sync>;
+
+/// A sealed message: AES-GCM is broken by two of them with equal key and nonce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Seal {
+    /// SHA-256 of the key.
+    pub key: [u8; 32],
+    /// The nonce.
+    pub nonce: [u8; 12],
+}
 
 /// Names a file that gets, for each sealed message, the SHA-256 of its key and its nonce.
 const VARIABLE: &str = "PENSTOCK_RECORD_SEALS";

@@ -69,7 +69,7 @@ class Sealed(NamedTuple):
 
 
 def sealed(results: Results) -> dict[str, Sealed]:
-    """What sealing costs each writer that was measured both ways."""
+    """The costs of sealing, for each writer that was measured both ways."""
     found: dict[str, Sealed] = {}
     for by in writers(results):
 

@@ -18,7 +18,7 @@ use crate::format::header::{Header, HeaderTensor};
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST};
 use crate::format::part::{
-    self, FileEntry, Missing, MissingKind, Part, Stored, TensorBox, TensorEntry,
+    self, FileEntry, FileOpener, Missing, MissingKind, Part, Stored, TensorBox, TensorEntry,
 };
 use crate::format::plain::{self, is_lost};
 use crate::format::shard;
@@ -160,7 +160,17 @@ impl Description {
         });
         match read {
             Ok((part, openers)) => {
-                self.openers.extend(openers);
+                for (number, opener) in openers.into_iter().enumerate() {
+                    let FileOpener::Chunks(opener) = opener else {
+                        let inside = |entry: &&TensorEntry| entry.file == number;
+                        let entry = part.tensors.iter().find(inside);
+                        return Err(Error::SealedByBlocks {
+                            path: path.to_owned(),
+                            key: entry.map(|entry| entry.name.clone()).unwrap_or_default(),
+                        });
+                    };
+                    self.openers.push(opener);
+                }
                 return Ok((part, Described::Whole));
             }
             Err(Error::Tampered { detail, .. }) => self.note(&file, detail, true),
