@@ -226,6 +226,9 @@ check-long: fuzz torture ## Run the fuzz targets and the torture.
 torture: test-toolchain $(VENV)/.develop $(NATIVE) ## Cut the power, kill, flip bits, fail requests, thousands of times; WHAT=frameworks kills their trainings.
 	scripts/torture $(or $(WHAT),engine) $(PYTEST_ARGS)
 
+seal-mutants: toolchain $(VENV)/.created ## Break sealing in one place after the other: its tests have to notice; WHAT=names.
+	$(VENV)/bin/python scripts/seal_mutants.py $(WHAT)
+
 fuzz: toolchain $(VENV)/.fuzz $(NATIVE) ## Fuzz each parser for FUZZ_SECONDS=60; needs a nightly toolchain.
 	scripts/fuzz
 
