@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.checkpoint.inspection import describe
-from penstock.checkpoint.loading.load import LoadRequest, read, restore_into
+from penstock.checkpoint.loading.load import LoadRequest, check_expected, read, restore_into
 from penstock.checkpoint.loading.path_kind import check_no_store, describing_contents
 from penstock.checkpoint.saver import Saver
 from penstock.checkpoint.saving.destination import Destination
@@ -257,7 +257,8 @@ def load(
             this process.
         DeviceError: A GPU or its driver failed; the GPU's current stream is being captured into a
             graph; or this process is a fork of one that has used CUDA.
-        ValueError: ``device`` cannot be used, or ``device`` or ``plain`` is given with ``into``.
+        ValueError: ``device`` cannot be used, ``device`` or ``plain`` is given with ``into``, or
+            ``expect`` is no id.
         StorageError: The operating system failed an operation.
 
     Example:
@@ -285,7 +286,7 @@ def load(
         rank=rank,
         is_plain=bool(plain),
         unsealing=Unsealing.of(identities, signed_by=signed_by),
-        expect=expect,
+        expect=check_expected(expect),
     )
     loaded = read(decode_path(path), request, options)
     state = restore_into(loaded, request)

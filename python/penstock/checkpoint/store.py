@@ -128,6 +128,7 @@ class CheckpointStore(StoredSteps, Closing):
             options,
             mirror,
             is_sealed=sealing is not None or identities is not None,
+            is_signed=signed_by is not None,
         )
         self._run = PacedRun(
             where,

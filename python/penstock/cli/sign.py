@@ -8,6 +8,7 @@ import click
 
 import penstock
 from penstock.cli.examples import example
+from penstock.cli.keys.given import KeyType
 from penstock.cli.paths import check_directory
 from penstock.common.console import (
     PLACE,
@@ -39,7 +40,7 @@ JSON: path, checkpoint_id, signers (the keys in public), files (that the
     metavar="FILE",
     multiple=True,
     required=True,
-    type=click.Path(),
+    type=KeyType(),
     help="A private key without a passphrase: Ed25519 of ssh-keygen, which `ssh-keygen -Y verify` "
     "checks, or EC P-256 in PEM, which `model_signing verify key` checks. May be given more than "
     "once.",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from penstock import _native
+from penstock.common.secret_texts import may_hold_secret
 from penstock.sealing.kms import CLIENTS
 from penstock.sealing.passphrase import Key, to_native
 
@@ -81,7 +82,11 @@ class Identities:
         if not value:
             return None
         # A key in place of the file's name, which an error would show as a path.
-        return cls([value]) if _KEY.match(value) else cls([Path(value).expanduser()])
+        if _KEY.match(value):
+            return cls([value])
+        if may_hold_secret(value):
+            return cls([lambda: value])
+        return cls([Path(value).expanduser()])
 
     def __copy__(self) -> Self:
         return self

@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from penstock.common.secret_texts import may_hold_secret
+from penstock.errors import KeyFileError
+
 __all__ = ["Key", "Passphrase", "to_native"]
 
 _PASSPHRASE_FILE = "passphrase-file:"
@@ -52,6 +55,7 @@ def to_native(keys: Key | Iterable[Key], argument: str) -> list[tuple[str, str, 
     """Returns keys as the native module takes them: name in errors, kind of the value, value.
 
     Raises:
+        KeyFileError: A path is the text of a key.
         TypeError: One is no string, path, callable or `Passphrase`.
     """
     if isinstance(keys, (str, os.PathLike, Passphrase)) or callable(keys):
@@ -68,7 +72,12 @@ def _one(key: Key, name: str) -> tuple[str, str, bytes]:
     if isinstance(key, str):
         return name, "text", os.fsencode(_expanded(key))
     if isinstance(key, os.PathLike):
-        return name, "path", os.fsencode(key)
+        path = os.fsencode(key)
+        if may_hold_secret(os.fsdecode(path)):
+            raise KeyFileError(
+                f"{name}: this is the text of a key, and no path: give it as a string"
+            )
+        return name, "path", path
     if callable(key):
         return name, "content", _called(key, name)
     raise TypeError(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from penstock.common.secret_texts import is_secret
 from penstock.errors import (
     CannotSealError,
     KeyFileError,
@@ -34,13 +34,10 @@ A writer to the storage can cause them, and would choose the checkpoint of the r
 RECIPIENTS = "PENSTOCK_RECIPIENTS"
 """The environment variable with recipients, for plug-ins that have no options."""
 
-SECRET = re.compile(r"\s*(AGE-SECRET-KEY-|PENSTOCK-SECRET-KEY-|-----BEGIN |[0-9a-f]{64}\s*$)", re.I)
-"""The beginning of a secret key, which stands in no command line and no configuration."""
-
 
 def _check_public(name: str, keys: Sequence[str]) -> None:
     for index, key in enumerate(keys):
-        if SECRET.match(key):
+        if is_secret(key):
             raise KeyFileError(
                 f"{name}[{index}] is a secret key, and configurations are logged and stored: give "
                 "the path of its file"

@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from penstock.common.secret_texts import may_hold_secret
+from penstock.errors import KeyFileError
+
 __all__ = ["SignatureKey", "to_native"]
 
 SignatureKey: TypeAlias = "str | os.PathLike[str] | Callable[[], str | bytes]"
@@ -21,6 +24,7 @@ def to_native(
     """Returns keys as the native module takes them: name in errors, kind of the value, value.
 
     Raises:
+        KeyFileError: One is the text of a key in part.
         TypeError: One is no string, path or callable.
         ValueError: There is none.
     """
@@ -35,13 +39,23 @@ def to_native(
     return native
 
 
+def _path(path: str | os.PathLike[str], name: str) -> bytes:
+    value = os.fsencode(path)
+    if may_hold_secret(os.fsdecode(value)):
+        raise KeyFileError(
+            f"{name}: this is neither the whole text of a key nor the path of its file"
+        )
+    return value
+
+
 def _one(key: SignatureKey, name: str) -> tuple[str, str, bytes]:
     if isinstance(key, str):
-        if key.startswith(_TEXTS):
-            return name, "content", key.encode()
-        return name, "path", os.fsencode(os.path.expanduser(key))
+        text = key.strip()
+        if text.startswith(_TEXTS):
+            return name, "content", text.encode() + b"\n"
+        return name, "path", _path(os.path.expanduser(key), name)
     if isinstance(key, os.PathLike):
-        return name, "path", os.fsencode(key)
+        return name, "path", _path(key, name)
     if callable(key):
         value = key()
         if isinstance(value, str):

@@ -184,3 +184,23 @@ def _has_no_secret(error: PenstockError) -> None:
     text = "".join(traceback.TracebackException.from_exception(error).format())
     assert "N9JEPW6" not in text
     assert "N9JEPW6" not in repr(error.__dict__)
+
+
+@pytest.mark.parametrize("value", ['"{}"', "KEY={}", "# a comment\n{}", "'{}'\n"])
+def test_no_error_shows_the_key_of_the_environment(value, monkeypatch):
+    key = "AGE-SECRET-KEY-1GFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPQ4EGAEX"
+    monkeypatch.setenv("PENSTOCK_IDENTITIES", value.format(key))
+    if value.startswith("#"):
+        assert repr(Identities.resolve(None)) == "Identities(1 key)"
+        return
+    with pytest.raises(KeyFileError) as caught:
+        Identities.resolve(None)
+    assert key not in str(caught.value)
+
+
+def test_no_error_shows_a_key_that_was_made_a_path():
+    key = "PENSTOCK-SECRET-KEY-1" + "5e" * 32
+    for use in (Identities, Sealing):
+        with pytest.raises(KeyFileError) as caught:
+            use([Path(key)])
+        assert "5e5e" not in str(caught.value)

@@ -683,3 +683,68 @@ def test_a_key_with_a_passphrase_is_refused(tmp_path):
     subprocess.run(call, check=True)
     with pytest.raises(KeyFileError, match="passphrase"):
         SigningKeys(tmp_path / "key")
+
+
+def test_files_that_no_signature_lists_are_problems(signed, public):
+    foreign = signed / f"shard-00000-00.{'5e' * 16}.safetensors"
+    shutil.copy(shard_of(signed), foreign)
+    (signed / "original").mkdir()
+    (signed / "original" / "model.bin").write_bytes(b"weights")
+    found = penstock.verify(signed, signed_by=public)
+    assert {problem.file for problem in found.problems} == {foreign.name, "original"}
+    # They harm no load.
+    assert_same(penstock.load(signed, signed_by=public), state())
+
+
+def test_an_entry_that_is_no_file_hides_no_signature(tmp_path):
+    keys = [ssh_key(tmp_path, "key"), ec_key(tmp_path, "ec")]
+    path = tmp_path / "ckpt"
+    penstock.save(path, state())
+    penstock.sign(path, keys[0])
+    found = penstock.inspect(path).id
+    (path / f"signature.{found}.json").mkdir()
+    assert_same(
+        penstock.load(path, signed_by=[f"{tmp_path}/key.pub", f"{tmp_path}/ec.pub"]), state()
+    )
+
+
+@pytest.mark.parametrize("expect", ["", "5e", "5E" * 16, 5, b"5e" * 16])
+def test_an_expected_id_has_the_form_of_one(signed, expect):
+    with pytest.raises((TypeError, ValueError), match="expect"):
+        penstock.load(signed, expect=expect)
+
+
+def forms(text):
+    """Texts of a private key that are not taken for one."""
+    yield Path(text)
+    yield text.partition("\n")[2]
+    yield f'"{text.strip()}"'
+    yield Path(text.split("\n")[1])
+
+
+def test_no_error_shows_a_private_key(tmp_path, key):
+    text = key.read_text()
+    body = text.split("\n")[1]
+    for given in forms(text):
+        for use in (lambda key: penstock.sign(tmp_path / "ckpt", key), Signers):
+            with pytest.raises(KeyFileError) as caught:
+                use(given)
+            assert body not in str(caught.value)
+    penstock.save(tmp_path / "ckpt", state())
+    # A literal in a program, and the secret of a CI system, begin with a line end.
+    assert penstock.sign(tmp_path / "ckpt", f"\n{text}").signers
+
+
+def test_no_private_key_is_taken_from_a_command_line(tmp_path, key):
+    penstock.save(tmp_path / "ckpt", state())
+    command = [sys.executable, "-m", "penstock", "sign", str(tmp_path / "ckpt"), "--key"]
+    done = subprocess.run([*command, key.read_text()], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "other processes can see command lines" in done.stderr
+    assert key.read_text().split("\n")[1] not in done.stderr
+
+
+def test_a_mirror_that_seals_makes_no_signed_copies(tmp_path, key, public):
+    mirror = penstock.Mirror("s3://bucket/run", sealing=penstock.Sealing(["5e" * 32]))
+    with pytest.raises(ValueError, match="signed_by="):
+        penstock.CheckpointStore(tmp_path / "store", sign=key, signed_by=public, mirror=mirror)

@@ -23,7 +23,7 @@ pub(super) struct Hashed {
     /// Hashes of the checkpoint's own files that match their digests, and of others in its
     /// directory.
     pub(super) files: BTreeMap<String, Blake3>,
-    /// Names of entries that belong to no reader.
+    /// Names of entries that a signature may leave out: leftovers, directories, signatures.
     ignored: Vec<String>,
     /// Names of entries that cannot be signed, such as symbolic links.
     strange: Vec<String>,
@@ -98,6 +98,13 @@ impl Hashed {
                     let detail = format!("the signature of {signer} does not cover it");
                     problems.push(problem(name, detail));
                 }
+            }
+        }
+        let own = ignored(&signed.contents.id, false, Vec::new());
+        for name in &self.ignored {
+            if !is_ignored.contains(name) && !own.contains(name) {
+                let detail = "no signature covers it: `penstock sweep` removes leftovers of saves";
+                problems.push(problem(name, detail.to_owned()));
             }
         }
         for name in &self.strange {

@@ -38,8 +38,17 @@ impl Signed {
     ) -> Result<Signed> {
         let id = &manifest.id;
         let mut flaws: Vec<(String, String)> = Vec::new();
-        let [bundle, statement, signature] = name::signature_files(id);
-        if let Some(text) = read(path, files, &bundle)? {
+        let names = name::signature_files(id);
+        let mut texts = [None, None, None];
+        for (name, text) in names.iter().zip(&mut texts) {
+            match read(path, files, name) {
+                // An entry that is no file hides no signature of the other kind.
+                Err(Error::Signature { detail, .. }) => flaws.push((name.clone(), detail)),
+                found => *text = found?,
+            }
+        }
+        let ([bundle, _, signature], [bundle_text, statement, signature_text]) = (names, texts);
+        if let Some(text) = bundle_text {
             match signers.verify_bundle(&text) {
                 Ok((statement, signer)) => match accept(manifest, &statement, signer) {
                     Ok(signed) => return Ok(signed),
@@ -48,8 +57,8 @@ impl Signed {
                 Err(flaw) => flaws.push((bundle, flaw.to_string())),
             }
         }
-        if let Some(text) = read(path, files, &signature)? {
-            let statement = read(path, files, &statement)?.unwrap_or_default();
+        if let Some(text) = signature_text {
+            let statement = statement.unwrap_or_default();
             let verified = signers.verify_ssh(&statement, &text);
             let found = verified
                 .map_err(|flaw: SignatureFlaw| flaw.to_string())

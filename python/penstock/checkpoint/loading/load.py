@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,6 +85,26 @@ class LoadRequest:
     replica: str | None = None
     unsealing: Unsealing = CLEAR
     expect: str | None = None
+
+
+def check_expected(expect: str | None) -> str | None:
+    """Returns the id of the only checkpoint that is accepted.
+
+    Raises:
+        TypeError: It is no text.
+        ValueError: It is no id.
+    """
+    given: object = expect
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        raise TypeError(f"expect: must be an id or None, not {type(given).__name__}")
+    if re.fullmatch("[0-9a-f]{32}", given) is None:
+        raise ValueError(
+            f"expect={given!r}: must be an id of 32 lower-case hexadecimal digits, as "
+            "SaveReport.checkpoint_id is"
+        )
+    return given
 
 
 def read(

@@ -97,7 +97,11 @@ class TieredReader(Reader):
         """Returns the request to one copy; a copy that the mirror sealed has other bytes."""
         if self._unsealing is None:
             return dataclasses.replace(request, replica=other)
-        return request if is_here else dataclasses.replace(request, unsealing=self._unsealing)
+        if is_here:
+            return request
+        # Signatures are demanded of every copy.
+        unsealing = self._unsealing._replace(signers=request.unsealing.signers)
+        return dataclasses.replace(request, unsealing=unsealing)
 
     def _read_at(
         self, step: int, path: str, other: str, request: LoadRequest, *, verifies: bool

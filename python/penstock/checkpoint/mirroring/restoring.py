@@ -31,6 +31,7 @@ class MirroredSteps:
         mirror: Mirror | None,
         *,
         is_sealed: bool = False,
+        is_signed: bool = False,
     ) -> None:
         self._native = native
         self._root = root
@@ -51,6 +52,11 @@ class MirroredSteps:
                 f"mirror={mirror.url!r}: Mirror(sealing=) seals copies of clear steps, and "
                 "sealing= or identities= of the store demand sealed steps, which are copied as "
                 "they are: leave one of them out; keys of sealed copies go to Mirror(identities=)"
+            )
+        if mirror.sealing is not None and is_signed:
+            raise ValueError(
+                f"mirror={mirror.url!r}: Mirror(sealing=) makes copies without signatures, and "
+                "signed_by= refuses those: leave one of them out"
             )
         self._follower = Follower(mirror, native, options)
         # The thread is not awaited: its successor sends the remaining steps.

@@ -9,8 +9,8 @@ import click
 import penstock
 from penstock.cli.paths import check_directory, is_store
 from penstock.common.console import console, print_json, table
+from penstock.common.secret_texts import may_hold_secret
 from penstock.sealing import Identities, Sealing
-from penstock.sealing.sealing_keys import SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,13 +28,14 @@ JSON: path, checkpoints: a list of path, recipients: a list of kind
 """
 
 
-class _KeyType(_Text):
+class KeyType(_Text):
     """A key by its file, its URI or its public text: other processes see command lines."""
 
     name = "key"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if SECRET.match(value):
+        """Returns the value, unless it is a secret."""
+        if may_hold_secret(value):
             self.fail("other processes can see command lines: give the secret's file", param, ctx)
         return str(value)
 
@@ -42,7 +43,7 @@ class _KeyType(_Text):
 identity_option = click.option(
     "--identity",
     "identities",
-    type=_KeyType(),
+    type=KeyType(),
     metavar="FILE",
     multiple=True,
     help="Open a sealed checkpoint with the keys in FILE, or with a key management service: "
@@ -59,7 +60,7 @@ recipient_option, optional_recipient_option = (
     click.option(
         "--recipient",
         "recipients",
-        type=_KeyType(),
+        type=KeyType(),
         metavar="KEY",
         multiple=True,
         required=is_required,
