@@ -21,6 +21,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 import penstock
+from penstock.plugin import SealingKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +143,7 @@ def by_ray(saved: Speaker, model: Speaker, where: Path) -> None:
             return [told]
 
     one = penstock.Training(rng=False, model=model)
-    resuming._load(Alone(), str(save(saved, where)), one)
+    resuming._load(Alone(), str(save(saved, where)), one, SealingKeys())
 
 
 def by_lightning(saved: Speaker, model: Speaker, where: Path) -> None:
@@ -190,7 +191,7 @@ def by_torchtitan(saved: Speaker, model: Speaker, where: Path) -> None:
 
     def run(one: Speaker) -> Any:
         parts = {checkpointer.MODEL: checkpointer.ModelWrapper(one), "train_state": {"step": 1}}
-        return States(parts, known={"train_state"}, is_trusted=False)
+        return States(parts, known={"train_state"}, is_trusted=False, keys=SealingKeys())
 
     penstock.save(where / "ckpt", run(saved))
     penstock.load(where / "ckpt", into=run(model))

@@ -21,8 +21,8 @@ WORDS = {
     "object storage": "docs/buckets.md",
     "mirror": "docs/mirror.md",
     "GPU": "docs/gpu.md",
-    "encrypt": None,
-    "sign": None,
+    "encrypt": "docs/security.md",
+    "sign": "docs/signing.md",
 }
 """Features by their words, with the page of each; None for an absent feature."""
 

@@ -65,7 +65,13 @@ _ARGUMENTS_OF_OTHERS = {
     *("save_on_each_node", "use_seedable_sampler"),  # Accelerate.
     *("exclude_from_loading",),  # torchtitan.
     *("storage_path",),  # Ray.
-    *("core_pattern", "iommu", "io_uring_disabled", "memlock", "seccomp"),  # The kernel and its containers.
+    *(
+        "core_pattern",
+        "iommu",
+        "io_uring_disabled",
+        "memlock",
+        "seccomp",
+    ),  # The kernel and its containers.
     *("rbps", "riops", "wbps", "wiops"),  # The limits of a control group.
 }
 

@@ -748,3 +748,13 @@ def test_a_mirror_that_seals_makes_no_signed_copies(tmp_path, key, public):
     mirror = penstock.Mirror("s3://bucket/run", sealing=penstock.Sealing(["5e" * 32]))
     with pytest.raises(ValueError, match="signed_by="):
         penstock.CheckpointStore(tmp_path / "store", sign=key, signed_by=public, mirror=mirror)
+
+
+def test_a_save_signs_no_files_of_others(tmp_path, key, public):
+    path = tmp_path / "ckpt"
+    path.mkdir()
+    (path / "model.safetensors").write_bytes(b"of somebody")
+    penstock.save(path, state(), sign=key)
+    assert_same(penstock.load(path, signed_by=public), state())
+    found = penstock.verify(path, signed_by=public)
+    assert [problem.file for problem in found.problems] == ["model.safetensors"]

@@ -2,16 +2,16 @@
 //!
 //! The hashes of shards were made while they were written, so nothing is read but parts and small
 //! files. A shard that was there before the save, or that a rank wrote without hashes, is read.
+//! Other files that lie in the directory are not the save's: they are not signed.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use crate::commit::Attempt;
-use crate::commit::signature::{Other, hash_file, ignored, others};
-use crate::error::{Error, Result};
+use crate::commit::signature::{hash_file, ignored};
+use crate::error::Result;
 use crate::format::description::read_part_hashed;
-use crate::format::directory::entries;
 use crate::format::manifest::Manifest;
-use crate::format::name::{MANIFEST, sidecar_of};
+use crate::format::name::MANIFEST;
 use crate::progress::Progress;
 use crate::sign::{Contents, SigningKey};
 
@@ -45,28 +45,6 @@ pub(super) fn sign(
         hashes.insert(entry.file.clone(), hash);
         hashes.insert(entry.name.clone(), hash);
     }
-    let entries = entries(&path, files)?;
-    // Copies of a checkpoint that is replaced go with it.
-    let replaced: HashSet<String> = entries
-        .iter()
-        .filter_map(|entry| Some(sidecar_of(entry.name.to_str()?)?.to_owned()))
-        .collect();
-    let mut found = Vec::new();
-    for other in others(&path, files, entries) {
-        match other {
-            Other::Ignored(name) if hashes.contains_key(&name) => {}
-            Other::Ignored(name) => found.push(name),
-            Other::File(name) if hashes.contains_key(&name) || replaced.contains(&name) => {}
-            Other::File(name) => {
-                let hash = hash_of(&name)?;
-                hashes.insert(name, hash);
-            }
-            Other::Strange(name) => {
-                let detail = "it is no regular file, so it cannot be signed: move it elsewhere";
-                return Err(Error::signature(&path, &name, detail));
-            }
-        }
-    }
     let parsed = Manifest::parse(text, &path)?;
     let manifest_hash = parsed.hash.expect("it was parsed from a text");
     let is_sealed = parsed.sealing.is_some();
@@ -77,7 +55,7 @@ pub(super) fn sign(
         id: parsed.id.clone(),
         manifest: manifest_hash,
         files: hashes,
-        ignored: ignored(&parsed.id, is_sealed, found),
+        ignored: ignored(&parsed.id, is_sealed, Vec::new()),
     };
     attempt.write_signatures(&contents, keys)
 }

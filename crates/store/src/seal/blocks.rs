@@ -15,7 +15,8 @@ use zeroize::Zeroizing;
 
 use super::derive::{self, MessageKeys, NONCE_BYTES};
 use super::message::{cipher, is_same, nonce_of};
-use super::{Block, Closed, DataKey, KeyError, MessageKey, Sealing, Tag, Text};
+use super::record::{self, Seal, Witness};
+use super::{Block, Closed, DataKey, KeyError, MessageKey, Sealing, Sha256, Tag, Text};
 use crate::error::{Error, Result};
 
 /// Sealing of one file by blocks, in any order and from any thread; each block once.
@@ -28,6 +29,7 @@ pub struct BlockSealer {
     /// A bit for each block that is sealed; it grows with the file.
     sealed: Mutex<Vec<u64>>,
     process: u32,
+    witness: Option<Witness>,
 }
 
 impl BlockSealer {
@@ -46,6 +48,7 @@ impl BlockSealer {
             block_bytes,
             sealed: Mutex::default(),
             process: process::id(),
+            witness: record::witness(),
         })
     }
 
@@ -74,7 +77,12 @@ impl BlockSealer {
         let blocks = bytes.chunks_mut(self.block_bytes as usize);
         self.claim(first, blocks.len() as u64);
         let seal = |(index, block): (u64, &mut [u8])| {
-            let nonce = Nonce::assume_unique_for_key(nonce_of(&self.keys.nonce, index));
+            let nonce = nonce_of(&self.keys.nonce, index);
+            if let Some(witness) = &self.witness {
+                let key = Sha256::of(self.keys.key.as_slice()).0;
+                witness(&Seal { key, nonce });
+            }
+            let nonce = Nonce::assume_unique_for_key(nonce);
             let tag = self
                 .cipher
                 .seal_in_place_separate_tag(nonce, Aad::empty(), block)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _ELSEWHERE = (
     CorruptCheckpointError,
     StorageError,
-    TamperedError,
     CheckpointNotFoundError,
     IncompleteCheckpointError,
 )
@@ -74,6 +73,9 @@ class TieredReader(Reader):
         first, second = (here, there) if self._tiers.is_local(step) else (there, here)
         try:
             return self._read_at(step, first, second, request, verifies=verifies)
+        except TamperedError:
+            # The other copy may be of an older checkpoint, which an attacker would choose so.
+            raise
         except _ELSEWHERE as error:
             try:
                 loaded = self._read_at(step, second, first, request, verifies=verifies)

@@ -318,9 +318,12 @@ class Round(Exchange):
 
     # Actions of the coordinator.
 
-    def post_begun(self, attempt_id: str, *, is_sealed: bool = False) -> None:
-        """Tells the other ranks that the save has begun, and whether it is sealed."""
-        self._post("begun", {"id": attempt_id, "number": self.proposal, "is_sealed": is_sealed})
+    def post_begun(
+        self, attempt_id: str, *, is_sealed: bool = False, is_signed: bool = False
+    ) -> None:
+        """Tells the other ranks that the save has begun, and whether it is sealed and signed."""
+        protection = {"sealing": is_sealed, "sign": is_signed}
+        self._post("begun", {"id": attempt_id, "number": self.proposal, "protection": protection})
 
     def hand_out_key(self, key: _native.AttemptKey) -> None:
         """Gives every other rank the key of a sealed save, wrapped for the key that it offered."""
@@ -388,18 +391,21 @@ class Round(Exchange):
         wrapped, wraps = self._await(f"key/{self.rank}", "handed out the key of the save", None)
         return wrapped, wraps
 
-    def wait_begun(self, *, is_sealed: bool = False) -> str:
+    def wait_begun(self, *, is_sealed: bool = False, is_signed: bool = False) -> str:
         """Waits for the coordinator to begin the save; returns the id of the attempt to join.
 
         Raises:
-            RankError: The coordinator seals the save and this rank does not, or the reverse.
+            RankError: The coordinator seals or signs the save and this rank does not, or the
+                reverse.
         """
         begun = self._await("begun", "begun the save", None)
-        if begun["is_sealed"] != is_sealed:
-            raise RankError(
-                f"{self.label}: ranks 0 and {self.rank} differ in sealing=: pass it on all or none",
-                rank=self.rank,
-            )
+        for option, is_given in (("sealing", is_sealed), ("sign", is_signed)):
+            if begun["protection"][option] != is_given:
+                raise RankError(
+                    f"{self.label}: ranks 0 and {self.rank} differ in {option}=: pass it on all or "
+                    "none",
+                    rank=self.rank,
+                )
         self.proposal = begun["number"]
         attempt_id: str = begun["id"]
         return attempt_id

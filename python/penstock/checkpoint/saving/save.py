@@ -180,7 +180,8 @@ class Save:
                 attempt.seal(self._key)
             if one is not None:
                 # First, so that a rank that does not seal fails instead of being waited for.
-                one.post_begun(attempt.id, is_sealed=self._key is not None)
+                is_signed = self.destination.signing is not None
+                one.post_begun(attempt.id, is_sealed=self._key is not None, is_signed=is_signed)
                 if self._key is not None:
                     one.hand_out_key(self._key)
             written = self._write(attempt, one)
@@ -206,7 +207,9 @@ class Save:
         if self.destination.sealing is not None:
             own = _native.EphemeralKey()
             one.offer_key(own.recipient)
-        attempt = self._join(one.wait_begun(is_sealed=own is not None), one)
+        is_signed = self.destination.signing is not None
+        begun = one.wait_begun(is_sealed=own is not None, is_signed=is_signed)
+        attempt = self._join(begun, one)
         try:
             if own is not None:
                 attempt.seal(own.open(*one.receive_key()))

@@ -131,6 +131,16 @@ def test_a_damaged_chunk_of_a_sealed_step_is_read_at_the_mirror(bucket, stores):
         store.load(1)
 
 
+def test_a_copy_does_not_replace_a_step_that_was_tampered_with(stores):
+    store = stores(mirror=Mirror(URL), sealing=SEALING, identities=[KEY])
+    store.save(1, state_of(1))
+    assert store.wait_for_mirror(FOR_EVER_SECONDS)
+    flip(file_of(store, 1, "shard"), 1_500_000, GENERATOR)
+    for load in (store.load, lambda: store.load(1), lambda: store.load(fallback=True)):
+        with pytest.raises(TamperedError):
+            load()
+
+
 # Clear steps, sealed copies.
 
 
