@@ -268,22 +268,18 @@ def test_replacing_signs_the_new_one(tmp_path, key, public):
     (path / "notes.txt").write_text("mine")
     penstock.save(path, state(2), files={"both.json": b"2"}, sign=key, overwrite=True)
     assert penstock.load(path, signed_by=public)["step"] == 2
-    assert penstock.verify(path, signed_by=public).ok
     assert not (path / "old.json").exists()
-    (path / "notes.txt").write_text("changed")
+    # Not written by the save, so not signed by it.
     problems = penstock.verify(path, signed_by=public).problems
     assert [problem.file for problem in problems] == ["notes.txt"]
 
 
-def test_a_save_that_cannot_be_signed_commits_nothing(tmp_path, key):
+def test_a_save_with_a_key_that_cannot_sign_commits_nothing(tmp_path, key):
     path = tmp_path / "ckpt"
     path.mkdir()
-    os.symlink("/etc/passwd", path / "vocab.txt")
-    with pytest.raises(SignatureError, match="no regular file"):
-        penstock.save(path, state(), sign=key)
-    assert os.listdir(path) == ["vocab.txt"]
     with pytest.raises(KeyFileError):
         penstock.save(path, state(), sign=tmp_path / "key.pub")
+    assert os.listdir(path) == []
 
 
 def test_hashes_that_are_not_those_of_the_signature_are_refused(tmp_path, key, public):
@@ -754,7 +750,8 @@ def test_a_save_signs_no_files_of_others(tmp_path, key, public):
     path = tmp_path / "ckpt"
     path.mkdir()
     (path / "model.safetensors").write_bytes(b"of somebody")
+    os.symlink("/etc/passwd", path / "vocab.txt")
     penstock.save(path, state(), sign=key)
     assert_same(penstock.load(path, signed_by=public), state())
     found = penstock.verify(path, signed_by=public)
-    assert [problem.file for problem in found.problems] == ["model.safetensors"]
+    assert {problem.file for problem in found.problems} == {"model.safetensors", "vocab.txt"}

@@ -131,6 +131,7 @@ def test_a_damaged_chunk_of_a_sealed_step_is_read_at_the_mirror(bucket, stores):
         store.load(1)
 
 
+@pytest.mark.usefixtures("bucket")
 def test_a_copy_does_not_replace_a_step_that_was_tampered_with(stores):
     store = stores(mirror=Mirror(URL), sealing=SEALING, identities=[KEY])
     store.save(1, state_of(1))

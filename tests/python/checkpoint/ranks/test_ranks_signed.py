@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard
 
 import penstock
 from dtensors import Layout, cleared, local_bytes, plain, rank, sharded
-from penstock.errors import SignatureError
+from penstock.errors import RankError, SignatureError
 
 pytestmark = pytest.mark.quick
 
@@ -44,6 +44,11 @@ def save(path, key, background, signing_ranks):
         pending = store.save_async(1, state, lazy=background == "lazy")
         pending.stage()
         pending.result()
+
+
+def save_refused(path, key, signing_ranks):
+    with pytest.raises(RankError, match="sign="):
+        save(path, key, None, signing_ranks)
 
 
 def load(path, public):
@@ -84,9 +89,9 @@ def test_ranks_sign_and_load(jobs, disk_path, background):
         assert all("blake3" in file for file in json.loads(part.read_bytes())["files"])
 
 
-def test_shards_of_ranks_that_do_not_sign_are_hashed_by_the_first(jobs, disk_path):
+@pytest.mark.parametrize("signing_ranks", [[0], [1]])
+def test_ranks_that_differ_in_signing_save_nothing(jobs, disk_path, signing_ranks):
     path = disk_path / "store" / "step-0000000001"
-    key, public = make_key(disk_path, "key")
-    jobs.of(2).call(save, path, key, None, [0])
-    assert penstock.verify(path, signed_by=public).ok
-    jobs.of(2).call(load, path, public)
+    key, _ = make_key(disk_path, "key")
+    jobs.of(2).call(save_refused, path, key, signing_ranks)
+    assert not (path / "manifest.json").exists()
