@@ -66,7 +66,7 @@ pub struct SalvageReport {
 /// lost. `into` holds the options for `out`, which may be on another file system.
 ///
 /// # Errors
-/// Those of [`survey`] and [`crate::save::save`]; [`Error::Corrupt`] if nothing can be checked and
+/// Those of [`survey`](crate::care::survey::survey) and [`crate::save::save`]; [`Error::Corrupt`] if nothing can be checked and
 /// `unverified` is not set.
 pub fn salvage(
     path: &Path,
