@@ -66,8 +66,8 @@ pub struct SalvageReport {
 /// lost. `into` holds the options for `out`, which may be on another file system.
 ///
 /// # Errors
-/// Those of [`survey`](crate::care::survey::survey) and [`crate::save::save`]; [`Error::Corrupt`] if nothing can be checked and
-/// `unverified` is not set.
+/// Those of [`survey`](crate::care::survey::survey) and [`crate::save::save`]; [`Error::Corrupt`]
+/// if nothing can be checked and `unverified` is not set.
 pub fn salvage(
     path: &Path,
     out: &Path,

@@ -49,8 +49,10 @@ pub fn survey(path: &Path, options: &Options, progress: &Progress) -> Result<Sur
 /// digests and not opened, so a chunk that was tampered with counts as intact.
 ///
 /// # Errors
-/// Those of [`survey`], and those of [`Checkpoint::open_with`](crate::load::checkpoint::Checkpoint::open_with)
-/// about its manifest. A part that does not open is a problem, as a lost one is.
+/// Those of [`survey`], and those of [`Checkpoint::open_with`] about its manifest. A part that does
+/// not open is a problem, as a lost one is.
+///
+/// [`Checkpoint::open_with`]: crate::load::checkpoint::Checkpoint::open_with
 pub fn survey_with(
     path: &Path,
     options: &Options,
