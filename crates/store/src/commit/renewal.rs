@@ -102,8 +102,11 @@ mod tests {
 
     impl FileSystem for Reporting {
         fn create(&self, path: &Path, _: Direct) -> penstock_io::Result<File> {
-            let _ = std::fs::remove_file(path);
-            File::create(path, Direct::Off)
+            // In its place at once: an object is never missing meanwhile.
+            let new = path.with_extension("new");
+            let file = File::create(&new, Direct::Off)?;
+            std::fs::rename(&new, path).unwrap();
+            Ok(file)
         }
 
         fn change(&self, change: Change<'_>) -> penstock_io::Result<()> {
