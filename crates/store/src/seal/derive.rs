@@ -182,7 +182,14 @@ mod tests {
             let keys = of_shard(&key, &salt, &place);
             assert!(seen.insert(*keys.key) && seen.insert(keys.commitment.0));
         }
-        for keys in [of_part(&key, &salt, ID, 1), of_metadata(&key, &salt, ID)] {
+        let other_id = "1123456789abcdef0123456789abcdef";
+        for keys in [
+            of_part(&key, &salt, ID, 1),
+            of_part(&key, &salt, ID, 0),
+            of_part(&key, &salt, other_id, 1),
+            of_metadata(&key, &salt, ID),
+            of_metadata(&key, &salt, other_id),
+        ] {
             assert!(seen.insert(*keys.key) && seen.insert(keys.commitment.0));
         }
         let (commitment, mac) = of_manifest(&key, &salt, ID);
