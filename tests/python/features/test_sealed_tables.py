@@ -146,7 +146,7 @@ def test_the_environment_opens_and_demands_nothing(table, tmp_path, monkeypatch)
     monkeypatch.setenv("PENSTOCK_IDENTITIES", KEY)
     for path in (table, tmp_path / "clear"):
         with features.open(path) as found:
-            found.gather([0])
+            assert len(found.gather([0])) == 1
 
 
 def test_an_empty_table_is_sealed_too(tmp_path):
