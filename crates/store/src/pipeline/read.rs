@@ -12,11 +12,11 @@
 //! Bytes for devices go through staging. The device copies them itself, many extents per call: a
 //! worker continues, and takes buffers back when it needs some or has nothing else to do.
 //!
-//! A chunk of a sealed file is opened once it matches its digest, in new memory where it was read
-//! or on the way from staging to its place. One that does not open is tampering.
-//!
-//! Chunks of a signed file are hashed where they were read, and compared with the hashes that the
-//! signature covers, before anything else is done with them.
+//! A chunk of a sealed file is opened in new memory where it was read, or on the way from staging to
+//! its place. Chunks of a signed file are hashed where they were read, and compared with the hashes
+//! that the signature covers, before anything else is done with them. Tags and hashes are checked
+//! instead of digests. An item that fails is read once more and compared with its digests: one that
+//! does not match them is damaged, one that does was tampered with.
 //!
 //! Some storage completes reads during submission (tmpfs, the page cache). A worker that detects
 //! this keeps few operations in flight, so that the bytes are still in the processor's caches when
@@ -82,6 +82,11 @@ pub(crate) enum Hashing<'a> {
 }
 
 impl Source<'_> {
+    /// Whether each chunk has to match a tag or a signed hash, which tell more than its digest.
+    fn is_authenticated(&self) -> bool {
+        self.opener.is_some() || matches!(self.hashing, Hashing::Compare(_))
+    }
+
     /// The properties of the file that a plan needs.
     pub(crate) fn facts(&self) -> FileFacts {
         let alignment = self.file.alignment();
@@ -92,7 +97,7 @@ impl Source<'_> {
             memory_alignment: alignment.memory,
             is_elsewhere: self.file.is_elsewhere(),
             // Nothing gets to the caller's memory before it is opened, or compared with a signature.
-            is_sealed: self.opener.is_some() || matches!(self.hashing, Hashing::Compare(_)),
+            is_sealed: self.is_authenticated(),
         }
     }
 }
@@ -504,9 +509,10 @@ impl<'a> Worker<'a> {
     fn finish(&mut self, mut item: PlacedItem) -> Result<()> {
         item.place_reread();
         let source = &self.sources[item.file];
-        // Without a digest, a sealed chunk that is damaged looks like one that was tampered with:
-        // the second read is compared.
-        let is_verified = self.settings.verify || self.on_damage != OnDamage::Stop || item.retried;
+        // Damage and tampering look alike to a tag or a hash: the second read is compared with the
+        // digests, too.
+        let must_verify = self.settings.verify && !source.is_authenticated();
+        let is_verified = must_verify || self.on_damage != OnDamage::Stop || item.retried;
         let span = trace::span("digest");
         let mut damaged = item.damage(source.chunks.filter(|_| is_verified));
         drop(span);
