@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use penstock_io::buffer::{
     DeviceFills, DeviceScatter, DeviceStreams, HostRegionMut, IoBuf, RegionMut, Scatter,
+    stream_copy,
 };
 
 /// The memory that a request fills.
@@ -166,7 +167,8 @@ impl Window {
     ) -> u64 {
         let sinks = match self {
             Window::Plain(window) => {
-                window.as_mut_slice().copy_from_slice(bytes);
+                // Staged bytes are in a cache since they were digested; the caller's memory is not.
+                stream_copy(bytes, window.as_mut_slice());
                 return bytes.len() as u64;
             }
             Window::Scattered(sinks) => std::mem::take(sinks),
