@@ -315,3 +315,23 @@ def test_trying_does_not_disturb_a_lazy_save_under_way(tmp_path, need_watch):
     report = pending.result()
     assert not report.fallbacks
     assert torch.equal(store.load()["w"], state["w"])
+
+
+@pytest.mark.parametrize(
+    ("device", "features", "is_told"),
+    [
+        ("0x0005", "01100101", True),
+        ("0x0005", "01100001", False),
+        ("0x0005", "011", False),
+        ("0x0002", "01100101", False),
+        (None, None, False),
+    ],
+)
+def test_a_host_that_takes_free_memory_back_is_told(tmp_path, device, features, is_told):
+    for name, text in [("device", device), ("features", features)]:
+        if text is not None:
+            (tmp_path / "virtio0").mkdir(exist_ok=True)
+            (tmp_path / "virtio0" / name).write_text(text + "\n")
+    findings = list(system._reported_pages(tmp_path))
+    assert [finding.status for finding in findings] == ["warn"] * is_told
+    assert all(finding.remedy for finding in findings)
