@@ -108,7 +108,7 @@ def tests_of(mutant: dict[str, Any], table: dict[str, Any]) -> Tests:
 
 def try_one(tree: Path, mutant: dict[str, Any], table: dict[str, Any]) -> list[str]:
     """Returns the tests that fail with a mutant."""
-    before = {}
+    before: dict[Path, str] = {}
     try:
         for change in mutant["changes"]:
             file = tree / change["file"]
@@ -135,9 +135,9 @@ def run(tree: Path, command: list[str], tests: Tests) -> list[str]:
 
 def run_rust(tree: Path, command: list[str], targets: list[str]) -> list[str]:
     """Compiles targets of cargo, and runs them up to the first that fails; see `run`."""
-    targets, _, names = " ".join(targets).partition(" -- ")
+    compiled, _, names = " ".join(targets).partition(" -- ")
     done = subprocess.run(
-        [*command, *targets.split(), "--no-run", "--message-format=json"],
+        [*command, *compiled.split(), "--no-run", "--message-format=json"],
         cwd=tree,
         env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target")},
         capture_output=True,
