@@ -2,12 +2,14 @@
 """Breaks sealing in one place after the other, and runs its tests: each break has to be noticed.
 
 The breaks stand in seal_mutants.toml. They are made in a worktree of HEAD, which is removed in the
-end; what is compiled goes to `target`. Prints each break with the first test that noticed it.
+end; what is compiled goes to `target`. Breaks of Python run with the native module as it is built.
+Prints each break with the first test that noticed it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -17,14 +19,31 @@ import tempfile
 import tomllib
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "scripts" / "seal_mutants.toml"
+CRATES = ("keys", "store")
+"""Folders of the crates whose tests are run; the others are compiled as `make test-rust` does."""
+
+NATIVE = Path("python/penstock/_native.abi3.so")
 FAILED = re.compile(r"^test (\S+) \.\.\. FAILED$", re.MULTILINE)
+FAILED_PYTHON = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+
+
+class Tests(NamedTuple):
+    """Tests that have to notice a break.
+
+    Attributes:
+        is_python: Whether they are files of Python tests; else targets of cargo.
+        names: The files, or the targets.
+    """
+
+    is_python: bool
+    names: list[str]
 
 
 def main() -> int:
@@ -42,12 +61,13 @@ def main() -> int:
     ]
     survivors = []
     with worktree() as tree:
-        if chosen == [] and (failed := run(tree, table["command"])) != []:
-            print(f"the tests fail without a mutant: {failed}", file=sys.stderr)
-            return 1
+        for tests in unbroken(table, mutants):
+            if failed := run(tree, table["command"], tests):
+                print(f"the tests fail without a mutant: {failed}", file=sys.stderr)
+                return 1
         for mutant in mutants:
-            noticed = try_one(tree, mutant, table["command"])
-            print(f"{mutant['name']:50} {noticed[0] if noticed else 'SURVIVES'}", flush=True)
+            noticed = try_one(tree, mutant, table)
+            print(f"{mutant['name']:60} {noticed[0] if noticed else 'SURVIVES'}", flush=True)
             if not noticed:
                 survivors.append(mutant["name"])
     print(f"{len(mutants) - len(survivors)} of {len(mutants)} noticed")
@@ -69,9 +89,26 @@ def worktree() -> Iterator[Path]:
         shutil.rmtree(place)
 
 
-def try_one(tree: Path, mutant: dict[str, Any], command: list[str]) -> list[str]:
+def unbroken(table: dict[str, Any], mutants: list[dict[str, Any]]) -> list[Tests]:
+    """Returns the different tests of some mutants."""
+    found: list[Tests] = []
+    for mutant in mutants:
+        tests = tests_of(mutant, table)
+        if tests not in found:
+            found.append(tests)
+    return found
+
+
+def tests_of(mutant: dict[str, Any], table: dict[str, Any]) -> Tests:
+    """Returns the tests that have to notice a mutant."""
+    if "tests" in mutant:
+        return Tests(is_python=True, names=mutant["tests"])
+    return Tests(is_python=False, names=mutant.get("targets", table["targets"]))
+
+
+def try_one(tree: Path, mutant: dict[str, Any], table: dict[str, Any]) -> list[str]:
     """Returns the tests that fail with a mutant."""
-    before = {}
+    before: dict[Path, str] = {}
     try:
         for change in mutant["changes"]:
             file = tree / change["file"]
@@ -83,24 +120,69 @@ def try_one(tree: Path, mutant: dict[str, Any], command: list[str]) -> list[str]
                     f"{mutant['name']}: {change['file']} has {count}: {change['find']}"
                 )
             file.write_text(text.replace(change["find"], change["replace"]))
-        return run(tree, mutant.get("command", command))
+        return run(tree, table["command"], tests_of(mutant, table))
     finally:
         for file, text in before.items():
             file.write_text(text)
 
 
-def run(tree: Path, command: list[str]) -> list[str]:
+def run(tree: Path, command: list[str], tests: Tests) -> list[str]:
     """Runs tests, and returns those that fail; ends the program if nothing was tested."""
-    environment = {**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target")}
+    return (
+        run_python(tree, tests.names) if tests.is_python else run_rust(tree, command, tests.names)
+    )
+
+
+def run_rust(tree: Path, command: list[str], targets: list[str]) -> list[str]:
+    """Compiles targets of cargo, and runs them up to the first that fails; see `run`."""
+    compiled, _, names = " ".join(targets).partition(" -- ")
     done = subprocess.run(
-        command, cwd=tree, env=environment, capture_output=True, text=True, check=False
+        [*command, *compiled.split(), "--no-run", "--message-format=json"],
+        cwd=tree,
+        env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"it does not compile:\n{done.stderr[-3000:]}")
+    for line in done.stdout.splitlines():
+        artifact = json.loads(line)
+        if artifact["reason"] != "compiler-artifact" or not artifact["executable"]:
+            continue
+        crate = Path(artifact["manifest_path"]).parent
+        if crate.name in CRATES and (failed := run_program(artifact["executable"], crate, names)):
+            return failed
+    return []
+
+
+def run_program(program: str, crate: Path, names: str) -> list[str]:
+    """Runs the tests of a program whose names contain a text."""
+    done = subprocess.run(
+        [program, *names.split()], cwd=crate, capture_output=True, text=True, check=False
     )
     failed: list[str] = FAILED.findall(done.stdout)
     if done.returncode and not failed:
-        if "Finished `test` profile" not in done.stderr:
-            raise SystemExit(f"it does not compile:\n{done.stderr[-3000:]}")
         # By a panic in a destructor.
         failed = ["a process of tests was aborted"]
+    return failed
+
+
+def run_python(tree: Path, files: list[str]) -> list[str]:
+    """Runs files of Python tests; see `run`."""
+    if not (tree / NATIVE).exists():
+        shutil.copy(ROOT / NATIVE, tree / NATIVE)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *files],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree / "python")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    failed: list[str] = FAILED_PYTHON.findall(done.stdout)
+    if done.returncode and not failed:
+        raise SystemExit(f"nothing was tested:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
     return failed
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "FORMAT_VERSION",
     "MANIFEST",
     "OBJECT_SCHEMES",
+    "PREVIOUS_MAX",
     "TABLE_MANIFEST",
     "Arena",
     "Attempt",
@@ -124,6 +125,7 @@ __all__ = [
 ]
 
 CHUNK_BYTES: Final[int]
+PREVIOUS_MAX: Final[int]
 FORMAT_VERSION: Final[int]
 MANIFEST: Final[str]
 OBJECT_SCHEMES: Final[list[str]]
@@ -243,6 +245,7 @@ class Checkpoint:
     id: Final[str]
     step: Final[int | None]
     format_version: Final[int]
+    previous: Final[list[str]]
     created: Final[str]
     writer: Final[str]
     world_size: Final[int]
@@ -313,6 +316,7 @@ class Attempt:
     path: Final[str]
     def seal(self, key: AttemptKey) -> None: ...
     def sign(self, keys: SigningKeys) -> None: ...
+    def follow(self, previous: Sequence[str]) -> None: ...
     def commit(
         self,
         parts: Sequence[tuple[int, str, int, int] | tuple[int, str, int, int, str]],
@@ -389,6 +393,7 @@ class Store:
     def __new__(cls, root: str) -> Store: ...
     def step_path(self, step: int) -> str: ...
     def identity(self, step: int) -> str | None: ...
+    def lineage(self, step: int) -> tuple[str, list[str]] | None: ...
     def copy_of(self, step: int) -> str | None: ...
     def steps(self) -> list[tuple[int, str, str | None]]: ...
     def newest(
@@ -440,6 +445,7 @@ def save(
     index: str | None = None,
     sealing: AttemptKey | None = None,
     signing: SigningKeys | None = None,
+    previous: Sequence[str] = ...,
     options: dict[str, object],
     progress: _Progress,
 ) -> dict[str, Any]: ...

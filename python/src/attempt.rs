@@ -198,6 +198,12 @@ impl Attempt {
         Ok(())
     }
 
+    /// Records the ids of checkpoints that are older, newest first.
+    fn follow(&self, previous: Vec<String>) -> PyResult<()> {
+        self.lend()?.get().follow(previous);
+        Ok(())
+    }
+
     /// The id of the checkpoint that it becomes.
     #[getter]
     fn id(&self) -> &str {

@@ -106,6 +106,12 @@ impl Checkpoint {
         self.inner.manifest().version
     }
 
+    /// Ids of checkpoints that its writer knew before it, newest first.
+    #[getter]
+    fn previous(&self) -> Vec<String> {
+        self.inner.manifest().previous.clone()
+    }
+
     /// When it was committed.
     #[getter]
     fn created(&self) -> &str {

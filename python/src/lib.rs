@@ -57,6 +57,8 @@ mod _native {
     /// Bytes of a file that share one digest.
     #[pymodule_export]
     const CHUNK_BYTES: u64 = penstock_store::format::digest::CHUNK_BYTES;
+    #[pymodule_export]
+    const PREVIOUS_MAX: usize = penstock_store::format::manifest::PREVIOUS_MAX;
     /// File name of a table's manifest.
     #[pymodule_export]
     const TABLE_MANIFEST: &str = penstock_gather::TABLE_MANIFEST;

@@ -8,7 +8,9 @@ use penstock_store::format::digest::Digest;
 use penstock_store::format::part::{Alias, View};
 use penstock_store::plan::write::{Grouped, TensorSpec};
 use penstock_store::save as store;
-use penstock_store::save::{Linked, LinkedFile, LinkedTensor, Publication, SaveState, Sidecars};
+use penstock_store::save::{
+    Authenticity, Linked, LinkedFile, LinkedTensor, Publication, SaveState, Sidecars,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -61,7 +63,7 @@ pub(crate) type NativeSidecar = (String, Vec<u8>);
 #[pyfunction]
 #[pyo3(signature = (
     path, tensors, aliases, tree, *, linked=None, grouped=vec![], step, metadata, overwrite,
-    files=vec![], index=None, sealing=None, signing=None, options, progress
+    files=vec![], index=None, sealing=None, signing=None, previous=vec![], options, progress
 ))]
 #[expect(
     clippy::too_many_arguments,
@@ -82,6 +84,7 @@ pub fn save<'py>(
     index: Option<String>,
     sealing: Option<PyRef<'_, AttemptKey>>,
     signing: Option<PyRef<'_, SigningKeys>>,
+    previous: Vec<String>,
     options: NativeOptions,
     progress: Callback,
 ) -> PyResult<Bound<'py, PyDict>> {
@@ -94,16 +97,13 @@ pub fn save<'py>(
         sidecars: sidecars(files, index),
     };
     let options = options.at(py, &publication.path)?;
-    let sealing = sealing.map(|key| key.sealing());
-    let keys = signing.map(|signing| Arc::clone(&signing.keys));
-    let saved = call::run(py, &progress, |progress| match (sealing, keys) {
-        (None, None) => store::save(state, &publication, &options, progress),
-        (Some(sealing), None) => {
-            store::save_sealed(state, &publication, sealing, &options, progress)
-        }
-        (sealing, Some(keys)) => {
-            store::save_signed(state, &publication, sealing, keys, &options, progress)
-        }
+    let authenticity = Authenticity {
+        sealing: sealing.map(|key| key.sealing()),
+        signing: signing.map(|signing| Arc::clone(&signing.keys)),
+        previous,
+    };
+    let saved = call::run(py, &progress, |progress| {
+        store::save_authentic(state, &publication, authenticity, &options, progress)
     })?;
     report::of_save(py, &saved)
 }

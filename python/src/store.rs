@@ -254,6 +254,12 @@ impl Store {
         call::without_gil(py, || self.now()?.identity(step))
     }
 
+    /// The id of a step's checkpoint and those that its writer knew before it, newest first, if its
+    /// manifest can be read.
+    fn lineage(&self, py: Python<'_>, step: u64) -> PyResult<Option<(String, Vec<String>)>> {
+        call::without_gil(py, || self.now()?.lineage(step))
+    }
+
     /// The id of the checkpoint that a step is a sealed copy of.
     fn copy_of(&self, py: Python<'_>, step: u64) -> PyResult<Option<String>> {
         call::without_gil(py, || self.now()?.copy_of(step))

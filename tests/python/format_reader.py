@@ -447,6 +447,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     _require(manifest["version"] == 1, "3.4: unknown version")
     _require(re.fullmatch(r"[0-9a-f]{32}", manifest["id"]) is not None, "1.2")
     _require(manifest["world_size"] == len(manifest["parts"]) == 1, "3.5")
+    previous = manifest.get("previous", [])
+    _require(len(previous) <= 144, "3.9: number")
+    _require(all(re.fullmatch(r"[0-9a-f]{32}", one) for one in previous), "3.9: ids")
     return manifest
 
 

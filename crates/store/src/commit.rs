@@ -42,7 +42,7 @@ use penstock_io::trace;
 
 use crate::error::{Error, Result};
 use crate::format::directory::{entries, has};
-use crate::format::manifest::Manifest;
+use crate::format::manifest::{Manifest, PREVIOUS_MAX};
 use crate::format::name::{self, MANIFEST, PROTECTED};
 use crate::format::tombstone::{misplaced, misplaced_among};
 use crate::lease::Lease;
@@ -78,6 +78,8 @@ pub struct Attempt {
     sealing: Option<Sealing>,
     /// The keys that sign it when it is committed.
     signing: Option<Arc<[SigningKey]>>,
+    /// Ids of checkpoints that are older, newest first.
+    previous: Vec<String>,
     /// Keeps the attempt live where sweeps go by the age of files.
     _renewal: Option<Renewal>,
 }
@@ -129,6 +131,7 @@ impl Attempt {
             end: End::Open,
             sealing: None,
             signing: None,
+            previous: Vec::new(),
             _renewal: renewal,
         };
         sync_ancestors(&attempt.path, file_system.as_ref())?;
@@ -193,6 +196,7 @@ impl Attempt {
             end: End::Open,
             sealing: None,
             signing: None,
+            previous: Vec::new(),
             _renewal: None,
         })
     }
@@ -209,6 +213,19 @@ impl Attempt {
     /// Signs the checkpoint with each key when this attempt is committed.
     pub fn sign(&mut self, keys: Arc<[SigningKey]>) {
         self.signing = Some(keys);
+    }
+
+    /// Records the ids of checkpoints that are older than this attempt, newest first.
+    ///
+    /// # Panics
+    /// If there are more than [`PREVIOUS_MAX`].
+    pub fn follow(&mut self, previous: Vec<String>) {
+        assert!(previous.len() <= PREVIOUS_MAX, "the caller bounds them");
+        self.previous = previous;
+    }
+
+    pub(crate) fn previous(&self) -> &[String] {
+        &self.previous
     }
 
     pub(crate) fn signing(&self) -> Option<Arc<[SigningKey]>> {

@@ -80,13 +80,30 @@ pub fn save(
     options: &Options,
     progress: &Progress,
 ) -> Result<SaveReport> {
-    save_as(state, publication, None, None, options, progress)
+    save_authentic(
+        state,
+        publication,
+        Authenticity::default(),
+        options,
+        progress,
+    )
+}
+
+/// The keys that seal and sign a save, and the checkpoints that it comes after.
+#[derive(Default)]
+pub struct Authenticity {
+    /// A key that nothing else uses; `None` for a clear checkpoint.
+    pub sealing: Option<Sealing>,
+    /// The keys that sign the checkpoint. Its chunks are hashed while they are written.
+    pub signing: Option<Arc<[SigningKey]>>,
+    /// Ids of checkpoints that are older, newest first; at most [`manifest::PREVIOUS_MAX`].
+    pub previous: Vec<String>,
 }
 
 /// Saves a checkpoint as [`save`] does, sealed with a key that nothing else uses.
 ///
 /// # Errors
-/// Those of [`save`], and [`Error::CannotSeal`] before anything is written.
+/// Those of [`save_authentic`].
 pub fn save_sealed(
     state: SaveState,
     publication: &Publication,
@@ -94,43 +111,35 @@ pub fn save_sealed(
     options: &Options,
     progress: &Progress,
 ) -> Result<SaveReport> {
-    let options = Options {
-        is_sealed: true,
-        ..options.clone()
+    let authenticity = Authenticity {
+        sealing: Some(sealing),
+        ..Authenticity::default()
     };
-    save_as(state, publication, Some(sealing), None, &options, progress)
+    save_authentic(state, publication, authenticity, options, progress)
 }
 
-/// Saves a checkpoint as [`save`] does, sealed or not, and signs it with each key. Its chunks are
-/// hashed while they are written.
+/// Saves a checkpoint as [`save`] does, sealed, signed, or both.
 ///
 /// # Errors
-/// Those of [`save`] and [`save_sealed`], and [`Error::Signature`] if the directory holds something
-/// that cannot be signed.
-pub fn save_signed(
+/// Those of [`save`]; [`Error::CannotSeal`] before anything is written, and [`Error::Signature`] if
+/// the directory holds something that cannot be signed.
+pub fn save_authentic(
     state: SaveState,
     publication: &Publication,
-    sealing: Option<Sealing>,
-    keys: Arc<[SigningKey]>,
+    authenticity: Authenticity,
     options: &Options,
     progress: &Progress,
 ) -> Result<SaveReport> {
-    let options = Options {
+    let Authenticity {
+        sealing,
+        signing,
+        previous,
+    } = authenticity;
+    let options = &Options {
         is_sealed: sealing.is_some(),
-        is_hashed: true,
+        is_hashed: signing.is_some(),
         ..options.clone()
     };
-    save_as(state, publication, sealing, Some(keys), &options, progress)
-}
-
-fn save_as(
-    state: SaveState,
-    publication: &Publication,
-    sealing: Option<Sealing>,
-    signing: Option<Arc<[SigningKey]>>,
-    options: &Options,
-    progress: &Progress,
-) -> Result<SaveReport> {
     let begun = Instant::now();
     if sealing.is_some() {
         check_sealable(publication)?;
@@ -151,6 +160,7 @@ fn save_as(
     if let Some(keys) = signing {
         attempt.sign(keys);
     }
+    attempt.follow(previous);
     let shards = job.write_since(planned_ns, &mut attempt, RANK, progress)?;
     let synced = Instant::now();
     let mut written = shards.describe(&mut attempt, None)?;
@@ -240,6 +250,7 @@ pub(crate) fn commit_as(
 ) -> Result<Committed> {
     let _span = trace::span("commit");
     let mut manifest = manifest_of(publication, attempt.id(), parts);
+    manifest.previous = attempt.previous().to_vec();
     adjust(&mut manifest);
     let unindexed = publication.sidecars.write(&mut manifest, &mut attempt)?;
     if let Some(sealing) = attempt.sealing() {
@@ -378,6 +389,7 @@ fn manifest_of(publication: &Publication, id: &str, parts: Vec<PartEntry>) -> Ma
         partial: None,
         sidecars: Vec::new(),
         copy_of: None,
+        previous: Vec::new(),
         sealing: None,
         mac: None,
         wraps: None,

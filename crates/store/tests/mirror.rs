@@ -957,6 +957,31 @@ fn two_sealed_mirrors_of_one_step_make_one_whole_copy() {
     assert_eq!(copy.len(), from.len());
 }
 
+/// A copy at the place is only taken for complete if it is sealed, and of this checkpoint.
+#[test]
+fn another_copy_in_the_place_of_a_sealed_one_is_refused() {
+    let world = World::new("sealed-others");
+    save_clear(&world.from());
+    mirror_sealed_to(&world.from(), &world.to()).unwrap();
+    assert_eq!(
+        mirror_sealed_to(&world.from(), &world.to())
+            .unwrap()
+            .sent_bytes,
+        0
+    );
+    let other = world.from().with_file_name("other");
+    save_clear(&other);
+    let error = mirror_sealed_to(&other, &world.to()).unwrap_err();
+    assert!(matches!(error, Error::Exists { .. }), "{error}");
+    let world = World::new("sealed-clear");
+    save_clear(&world.from());
+    let (mirroring, options) = (Mirroring::default(), Options::default());
+    let progress = Progress::default();
+    mirror(&world.from(), &world.to(), &mirroring, &options, &progress).unwrap();
+    let error = mirror_sealed_to(&world.from(), &world.to()).unwrap_err();
+    assert!(matches!(error, Error::Exists { .. }), "{error}");
+}
+
 #[test]
 fn a_damaged_checkpoint_is_not_sealed() {
     let world = World::new("sealed-damaged");

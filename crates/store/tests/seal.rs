@@ -402,6 +402,7 @@ impl Victim {
         let progress = Progress::default();
         let mut attempt = Attempt::begin(&path, false, &native(), &progress).unwrap();
         attempt.seal(sealing);
+        attempt.follow(vec!["f".repeat(32)]);
         let mut parts = Vec::new();
         for (rank, sample) in (0..).zip(&samples) {
             let staging = Staging {
@@ -610,6 +611,7 @@ fn each_member_of_a_manifest_is_authentic() {
             "\"world_size\":2,\"partial\":{\"source\":null}",
         ),
         ("\"created\":\"2", "\"created\":\"3"),
+        ("\"previous\":[\"f", "\"previous\":[\"e"),
     ] {
         let manifest = victim.manifest(from, to);
         assert_tampered(victim.attack(&[(MANIFEST, &manifest)]), to);

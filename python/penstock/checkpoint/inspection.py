@@ -50,6 +50,7 @@ def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
         missing=missing_of(checkpoint, names),
         recipients=None if checkpoint.recipients is None else tuple(checkpoint.recipients),
         is_closed=checkpoint.is_closed,
+        previous=tuple(checkpoint.previous),
         _values=functools.partial(
             _read_values,
             path,

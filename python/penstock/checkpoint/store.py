@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from penstock.checkpoint.loading.load import LoadRequest
+from penstock.checkpoint.loading.load import LoadRequest, check_expected
 from penstock.checkpoint.loading.path_kind import is_checkpoint, not_a_store
 from penstock.checkpoint.mirroring.restoring import MirroredSteps
 from penstock.checkpoint.saver import Closing, Saver
 from penstock.checkpoint.saving.destination import Destination
+from penstock.checkpoint.saving.lineage import Lineage
 from penstock.checkpoint.steps import restore
 from penstock.checkpoint.steps.paced_run import PacedRun
 from penstock.checkpoint.steps.retention import Retention
@@ -139,6 +140,7 @@ class CheckpointStore(StoredSteps, Closing):
         self._saver.record(self._run)
         self._sealing = sealing
         self._signing = SigningKeys.resolve(sign)
+        self._lineage = Lineage(self._native)
         self._unsealing = Unsealing.of(
             identities, is_demanded=sealing is not None, signed_by=signed_by
         )
@@ -363,6 +365,7 @@ class CheckpointStore(StoredSteps, Closing):
             store=self._native,
             sealing=self._sealing,
             signing=self._signing,
+            lineage=self._lineage,
         )
 
     def _after_save(self, report: SaveReport) -> None:
@@ -425,6 +428,7 @@ class CheckpointStore(StoredSteps, Closing):
         progress: bool | Progress = False,
         report: Callable[[LoadReport], object] | None = None,
         plain: bool = False,
+        not_before: str | None = None,
     ) -> Any:
         """Loads the newest complete step, or the given one.
 
@@ -455,6 +459,10 @@ class CheckpointStore(StoredSteps, Closing):
             progress: True for a bar, or a function called with the bytes done and the total bytes.
             report: Called with the `LoadReport` when the state is complete.
             plain: Load values of classes as their stored members; see `penstock.load`.
+            not_before: The id of a checkpoint, as `SaveReport.checkpoint_id` gives it: any step but
+                that one and those that list it among their former ones is refused. The list is
+                part of sealed and signed steps, so the store needs ``sealing``, ``identities`` or
+                ``signed_by``. It reaches back 144 saves. None for any step.
 
         Raises:
             CheckpointNotFoundError: There is no complete step, or not the given one.
@@ -465,6 +473,8 @@ class CheckpointStore(StoredSteps, Closing):
             TamperedError: Somebody without the key has changed a sealed step.
             SignatureError: None of ``signed_by`` has signed the step, or a file is not the signed
                 one.
+            OtherCheckpointError: The step is older than ``not_before``, or of another line.
+            ValueError: ``not_before`` is no id, or the store takes steps that anybody can write.
             FormatVersionError: A newer Penstock wrote it.
             StateMismatchError: A key matches nothing, or ``into`` does not fit.
             DeviceError: A GPU or its driver failed; see `penstock.load`.
@@ -481,6 +491,7 @@ class CheckpointStore(StoredSteps, Closing):
             own_rank=None if ranks is None else ranks.rank,
             is_plain=bool(plain),
             unsealing=self._unsealing,
+            not_before=self._check_not_before(not_before),
         )
         last = None if step is None else check_step(step)
         return self._load(ranks, last, request, fallback=fallback, report=report)
@@ -492,6 +503,7 @@ class CheckpointStore(StoredSteps, Closing):
         strict: bool = True,
         progress: bool | Progress = False,
         report: Callable[[LoadReport], object] | None = None,
+        not_before: str | None = None,
     ) -> int | None:
         """Restores a training from the newest good step.
 
@@ -508,6 +520,7 @@ class CheckpointStore(StoredSteps, Closing):
                 their common parts are restored.
             progress: True for a bar, or a function called with the bytes done and the total bytes.
             report: Called with the `LoadReport` when the training is restored.
+            not_before: The id of a checkpoint that the step must be or come after; see `load`.
 
         Returns:
             The step, or None if the store has no step and the run is new.
@@ -516,6 +529,7 @@ class CheckpointStore(StoredSteps, Closing):
             CorruptCheckpointError: Steps exist, or were quarantined, and none is good.
             FormatVersionError: A newer Penstock wrote the newest step.
             StateMismatchError: The training does not fit the checkpoint.
+            OtherCheckpointError: The step is older than ``not_before``, or of another line.
             RankError: Another rank did not call this, or could not restore the step.
             StorageError: The operating system failed an operation.
             PenstockError: The error of the last save, if it has not been raised yet.
@@ -545,6 +559,7 @@ class CheckpointStore(StoredSteps, Closing):
             own_rank=None if ranks is None else ranks.rank,
             is_strict=bool(strict),
             unsealing=self._unsealing,
+            not_before=self._check_not_before(not_before),
         )
         reports: list[LoadReport] = []
         try:
@@ -558,6 +573,16 @@ class CheckpointStore(StoredSteps, Closing):
             report(reports[0])
         return reports[0].step
 
+    def _check_not_before(self, not_before: str | None) -> str | None:
+        """Refuses an id that steps of anybody could list."""
+        check_expected(not_before, "not_before")
+        if not_before is not None and not self._unsealing.refuses_some:
+            raise ValueError(
+                "not_before: whoever writes to the storage can write the list of a step that is "
+                "neither sealed nor signed; give the store sealing=, identities= or signed_by="
+            )
+        return not_before
+
     def _load(
         self,
         ranks: Ranks | None,
@@ -568,6 +593,7 @@ class CheckpointStore(StoredSteps, Closing):
         report: Callable[[LoadReport], object] | None,
     ) -> Any:
         def loaded(found: LoadReport) -> None:
+            self._lineage.loaded(found.step, found.checkpoint_id, found.previous)
             self._run.restored(found.step, found.seconds)
             if report is not None:
                 report(found)

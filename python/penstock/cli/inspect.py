@@ -48,7 +48,8 @@ JSON: path, id, step, created (UTC), writer, format_version, world_size,
   unverified, missing: a list of name, dtype, shape, reason, rank (its
     owner; null if ranks share it),
   recipients (of a sealed one; else null), closed (sealed and not opened,
-    so that it shows no tensors).
+    so that it shows no tensors), previous: ids of the checkpoints before
+    it, newest first.
 """
 
 
@@ -139,6 +140,7 @@ def _select(
         "unverified": info.unverified,
         "recipients": None if info.recipients is None else list(info.recipients),
         "closed": info.is_closed,
+        "previous": list(info.previous),
         "missing": [dataclasses.asdict(row) for row in info.missing if is_wanted(row.name)],
         "values": None
         if values is None
@@ -153,6 +155,7 @@ def _print(result: dict[str, Any], rows_max: int, *, folds: bool) -> None:
         ("step", "none" if result["step"] is None else str(result["step"])),
         ("created", local_time(result["created"])),
         ("id", result["id"]),
+        *_previous(result["previous"]),
         ("written by", _writer(result)),
         ("size", f"{size(result['bytes'])} in {len(files)} files"),
         *_partial(result),
@@ -165,6 +168,11 @@ def _print(result: dict[str, Any], rows_max: int, *, folds: bool) -> None:
     _print_pairs("alias", "tensor", result["aliases"], rows_max, "aliases")
     if result["values"] is not None:
         _print_pairs("plain leaf", "value", result["values"], rows_max, "plain leaves")
+
+
+def _previous(ids: list[str]) -> list[tuple[str, str]]:
+    more = f" and {len(ids) - 1} before" if len(ids) > 1 else ""
+    return [("follows", ids[0] + more)] if ids else []
 
 
 def _sealed(result: dict[str, Any]) -> list[tuple[str, str]]:

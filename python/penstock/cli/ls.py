@@ -46,9 +46,10 @@ JSON: root, newest (the newest complete step that is not known to be
   list of step, path, bytes; steps: a list of
   step, state ("complete", "incomplete", "damaged", "partial", "newer" or
   "unreadable"), reason (or null), path, bytes (of all files that can be
-  seen), tensors, tensor_bytes, created (UTC), id and sealed, which are null
-  unless the step can be opened, protected, read_back ("verified", "damaged"
-  or null), read_at_seconds (since 1970, or null).
+  seen), tensors, tensor_bytes, created (UTC), id, previous (ids of the
+  checkpoints before it, newest first) and sealed, which are null unless the
+  step can be opened, protected, read_back ("verified", "damaged" or null),
+  read_at_seconds (since 1970, or null).
 """
 
 
@@ -168,6 +169,7 @@ def _row(
         "tensor_bytes": content.tensor_bytes if content and not content.is_closed else None,
         "created": content.created if content else None,
         "id": content.id if content else None,
+        "previous": list(content.previous) if content else None,
         "sealed": None if content is None else content.recipients is not None,
         "protected": is_protected,
         "read_at_seconds": mark.read_at_seconds if mark else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 import click
@@ -25,7 +26,7 @@ from penstock.common.file_names import FileNames
 from penstock.signing import Signers
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.steps.rows import StepInfo
+    from penstock.checkpoint.steps.rows import StepInfo, Succession
 
 PROBLEMS_MAX = 40
 """Most problems shown of a checkpoint."""
@@ -37,7 +38,11 @@ JSON: path, ok, bytes_checked,
     signer (the key that signed it; null without --signed-by),
     problems: a list of file, offset, tensor (null where unknown), message,
       is_proven (wrong bytes; else senseless or unread),
-  incomplete: the paths of steps that were never finished.
+  incomplete: the paths of steps that were never finished,
+  succession: of a store, a list of step, checkpoint_id, previous (ids of
+    the checkpoints before it, newest first), state ("begins", "follows",
+    "gap": steps between are gone, "breaks": it does not list the step
+    before); else an empty list.
 
 \b
 JSON with --explain: path, ok, step, described_by ("whole": manifest and
@@ -89,7 +94,8 @@ def verify(
 
     PATH is a checkpoint, or a store: then all its steps are checked, except those whose save
     never finished, and the store records the results, which penstock ls shows. Exits with 1 if
-    anything is wrong.
+    anything is wrong. Also names sealed and signed steps that do not list the step before among
+    their former ones; as a run may go back, this does not change the exit code.
     """
     check_directory(path)
     if explains and signers:
@@ -100,8 +106,10 @@ def verify(
     if identities:
         raise click.UsageError("--identity: digests are compared without a key; --explain takes it")
     incomplete: list[str] = []
+    succession: list[Succession] = []
     if is_store(path):
         results, incomplete = _verify_store(path, signed_by, hidden=as_json)
+        succession = penstock.CheckpointStore(path).succession()
     else:
         with progress_bar("verifying", hidden=as_json) as update:
             results = [penstock.verify(path, progress=update, signed_by=signed_by)]
@@ -114,10 +122,12 @@ def verify(
                 "bytes_checked": sum(result.bytes_checked for result in results),
                 "checkpoints": [dataclasses.asdict(result) for result in results],
                 "incomplete": [str(step) for step in incomplete],
+                "succession": [row._asdict() for row in succession],
             }
         )
     else:
         _print(results, incomplete)
+        _print_breaks(succession)
     return 0 if ok else 1
 
 
@@ -191,6 +201,21 @@ def _print(results: list[penstock.reports.VerifyResult], incomplete: list[str]) 
         if result.problems:
             out.print("", f"problems in {result.path}", sep="\n")
             _print_problems(result)
+
+
+def _print_breaks(succession: list[Succession]) -> None:
+    """Prints the steps that do not follow the step before."""
+    for before, row in itertools.pairwise(succession):
+        if row.state == "gap":
+            count = row.previous.index(before.checkpoint_id)
+            text = f"follows step {before.step}; {count} between were deleted or failed"
+            console().print(f"step {row.step} {text}", style="dim")
+        elif row.state == "breaks":
+            text = (
+                f"does not list step {before.step} among the checkpoints before it: one of the two "
+                "was replaced, or another run saved it"
+            )
+            console().print(f"step {row.step} {text}", style="yellow", soft_wrap=True)
 
 
 def _print_problems(result: penstock.reports.VerifyResult) -> None:

@@ -121,6 +121,9 @@ class CheckpointInfo:
         recipients: For whom it is sealed; None if it is not sealed.
         is_closed: Whether it is sealed and was opened without identities. Then it shows no tensors
             and no metadata.
+        previous: Ids of the checkpoints that its writer knew before it, newest first, at most 144.
+            Sealed and signed steps of a `CheckpointStore` list them. Nobody vouches for them where
+            neither a key nor a signature was checked.
     """
 
     path: str
@@ -143,6 +146,7 @@ class CheckpointInfo:
     _values: Callable[[], dict[str, Any]] = field(repr=False, compare=False)
     recipients: tuple[str, ...] | None = None
     is_closed: bool = False
+    previous: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         ranks = f" on {counted(self.world_size, 'rank')}" if self.world_size > 1 else ""

@@ -146,6 +146,8 @@ class LoadReport:
         skipped: Newer steps that `CheckpointStore.load` skipped because they are not good, each
             with its reason.
         world_size: Number of ranks that saved the checkpoint together.
+        previous: Ids of the checkpoints that its writer knew before it, newest first; see
+            `CheckpointInfo.previous`.
     """
 
     path: str
@@ -173,6 +175,7 @@ class LoadReport:
     opened_bytes: int = 0
     skipped: tuple[tuple[int, str], ...] = ()
     world_size: int = 1
+    previous: tuple[str, ...] = ()
 
     @property
     def gb_per_second(self) -> float:

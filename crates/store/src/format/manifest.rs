@@ -19,6 +19,9 @@ use crate::seal::{
 };
 use crate::sign::Blake3;
 
+/// Most ids in a manifest's `previous`: two days of a save each twenty minutes.
+pub const PREVIOUS_MAX: usize = 144;
+
 /// Value of a manifest's `format` member.
 pub(crate) const FORMAT: &str = "penstock-checkpoint";
 
@@ -60,6 +63,9 @@ pub struct Manifest {
     /// Identity of the clear checkpoint that this one is a sealed copy of, if it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_of: Option<String>,
+    /// Ids of checkpoints that its writer knew before it, newest first, at most [`PREVIOUS_MAX`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub previous: Vec<String>,
     /// Set if the checkpoint is sealed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealing: Option<SealingEntry>,
@@ -223,6 +229,7 @@ impl Manifest {
             return Err(format!("{:?} is no checkpoint id", self.id));
         }
         check_metadata(&self.metadata)?;
+        self.check_previous()?;
         self.check_sealing()?;
         if self.parts.len() as u64 != u64::from(self.world_size) || self.parts.is_empty() {
             return Err(format!(
@@ -244,6 +251,17 @@ impl Manifest {
             }
         }
         Ok(())
+    }
+
+    fn check_previous(&self) -> std::result::Result<(), String> {
+        let count = self.previous.len();
+        if count > PREVIOUS_MAX {
+            return Err(format!("it names {count} former checkpoints"));
+        }
+        match self.previous.iter().find(|id| !name::is_attempt(id)) {
+            Some(id) => Err(format!("{id:?} is no checkpoint id")),
+            None => Ok(()),
+        }
     }
 
     fn unknown_cipher(&self) -> Option<&str> {
@@ -363,6 +381,7 @@ mod tests {
                 digest: Digest::of(b"{}"),
             }],
             copy_of: None,
+            previous: Vec::new(),
             sealing: None,
             mac: None,
             wraps: None,
@@ -385,6 +404,29 @@ mod tests {
         let manifest = parse(&text).unwrap();
         assert_eq!(manifest.stamp(), text);
         assert_eq!(manifest.step, Some(40));
+    }
+
+    #[test]
+    fn former_checkpoints_are_ids_of_a_bounded_number() {
+        let with = |previous: Vec<String>| Manifest {
+            previous,
+            ..sample()
+        };
+        let most = with(vec!["a".repeat(32); PREVIOUS_MAX]);
+        assert_eq!(parse(&most.stamp()).unwrap().previous, most.previous);
+        assert!(
+            !String::from_utf8(sample().stamp())
+                .unwrap()
+                .contains("previous")
+        );
+        for wrong in [
+            vec!["a".repeat(32); PREVIOUS_MAX + 1],
+            vec!["A".repeat(32)],
+            vec![String::new()],
+        ] {
+            let error = parse(&with(wrong).stamp()).unwrap_err();
+            assert!(matches!(error, Error::Malformed { .. }), "{error}");
+        }
     }
 
     #[test]

@@ -342,6 +342,17 @@ mod tests {
     }
 
     #[test]
+    fn a_fork_seals_no_block() {
+        let mut sealer = BlockSealer::new(HEADER_BYTES, BLOCK_BYTES).unwrap();
+        sealer.process = sealer.process.wrapping_add(1);
+        let mut bytes = text();
+        let result = sealer.seal(0, &mut bytes);
+        let is_refused = matches!(result, Err(Error::Io(penstock_io::Error::Forked { .. })));
+        assert!(is_refused, "{result:?}");
+        assert_eq!(bytes, text());
+    }
+
+    #[test]
     #[should_panic(expected = "sealed once")]
     fn a_block_is_sealed_once() {
         let sealer = BlockSealer::new(HEADER_BYTES, BLOCK_BYTES).unwrap();

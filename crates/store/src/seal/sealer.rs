@@ -98,3 +98,39 @@ impl ShardSealer {
         Ok(Nonce::assume_unique_for_key(nonce))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::seal::DataKey;
+
+    /// A fork has the bitmap as it was: a chunk that the parent seals next is free in it, too.
+    #[test]
+    fn a_fork_seals_nothing() {
+        let sealing = Sealing::new(Arc::new(DataKey::from_bytes(&[7; 32])), Vec::new());
+        let place = ShardPlace {
+            id: "0123456789abcdef0123456789abcdef",
+            rank: 0,
+            number: 0,
+            file_bytes: 300,
+            header_bytes: 16,
+            chunk_bytes: 64,
+        };
+        let mut sealer = ShardSealer::new(&sealing, &Block([9; 32]), &place);
+        sealer.seal(0, &mut [1; 64]).unwrap();
+        // The state of a sealer in a fork: the process that began is another one.
+        sealer.process = sealer.process.wrapping_add(1);
+        let (mut chunk, mut sealed) = ([1; 64], [0; 64]);
+        let forked = [
+            sealer.seal(1, &mut chunk).map(|_| ()),
+            sealer.seal_to(2, &[1; 64], &mut sealed).map(|_| ()),
+        ];
+        for result in forked {
+            let is_refused = matches!(result, Err(Error::Io(penstock_io::Error::Forked { .. })));
+            assert!(is_refused, "{result:?}");
+        }
+        assert_eq!((chunk, sealed), ([1; 64], [0; 64]));
+    }
+}

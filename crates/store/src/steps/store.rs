@@ -233,24 +233,37 @@ impl Store {
     /// # Errors
     /// [`Error::Corrupt`] if the checkpoint belongs to another step.
     pub fn identity(&self, step: u64) -> Result<Option<String>> {
-        let path = self.step_path(step);
-        match read_manifest(&path, self.files()) {
-            Ok((manifest, _)) => {
-                check_belongs(&path, &manifest, step)?;
-                Ok(Some(manifest.id))
-            }
-            Err(_) => Ok(None),
-        }
+        Ok(self.readable(step)?.map(|manifest| manifest.id))
+    }
+
+    /// The id of the checkpoint at a step, and those that its writer knew before it, newest first;
+    /// `None` if its manifest cannot be read. Nobody vouches for them without a key.
+    ///
+    /// # Errors
+    /// As [`identity`](Store::identity).
+    pub fn lineage(&self, step: u64) -> Result<Option<(String, Vec<String>)>> {
+        let manifest = self.readable(step)?;
+        Ok(manifest.map(|manifest| (manifest.id, manifest.previous)))
     }
 
     /// The id of the checkpoint that a step is a sealed copy of; `None` if it is none, or cannot be
     /// read. Nobody vouches for it without a key.
+    ///
+    /// # Errors
+    /// As [`identity`](Store::identity).
     pub fn copy_of(&self, step: u64) -> Result<Option<String>> {
+        let manifest = self.readable(step)?;
+        let sealed = manifest.filter(|manifest| manifest.sealing.is_some());
+        Ok(sealed.and_then(|manifest| manifest.copy_of))
+    }
+
+    /// The manifest at a step, if it can be read.
+    fn readable(&self, step: u64) -> Result<Option<Manifest>> {
         let path = self.step_path(step);
         match read_manifest(&path, self.files()) {
             Ok((manifest, _)) => {
                 check_belongs(&path, &manifest, step)?;
-                Ok(manifest.copy_of.filter(|_| manifest.sealing.is_some()))
+                Ok(Some(manifest))
             }
             Err(_) => Ok(None),
         }

@@ -71,6 +71,7 @@ class LoadRequest:
         replica: Another copy of the checkpoint, from which damaged chunks are read.
         unsealing: How a sealed checkpoint is opened, and whether a clear one is refused.
         expect: The id of the only checkpoint that is accepted; None for any.
+        not_before: The id of a checkpoint that the loaded one must be or come after; None for any.
     """
 
     into: Any = None
@@ -85,10 +86,11 @@ class LoadRequest:
     replica: str | None = None
     unsealing: Unsealing = CLEAR
     expect: str | None = None
+    not_before: str | None = None
 
 
-def check_expected(expect: str | None) -> str | None:
-    """Returns the id of the only checkpoint that is accepted.
+def check_expected(expect: str | None, argument: str = "expect") -> str | None:
+    """Returns the id of a checkpoint that an argument demands.
 
     Raises:
         TypeError: It is no text.
@@ -98,10 +100,10 @@ def check_expected(expect: str | None) -> str | None:
     if given is None:
         return None
     if not isinstance(given, str):
-        raise TypeError(f"expect: must be an id or None, not {type(given).__name__}")
+        raise TypeError(f"{argument}: must be an id or None, not {type(given).__name__}")
     if re.fullmatch("[0-9a-f]{32}", given) is None:
         raise ValueError(
-            f"expect={given!r}: must be an id of 32 lower-case hexadecimal digits, as "
+            f"{argument}={given!r}: must be an id of 32 lower-case hexadecimal digits, as "
             "SaveReport.checkpoint_id is"
         )
     return given
@@ -218,6 +220,7 @@ class _Reading:
         checkpoint = source.native
         try:
             self._check_id(source.id)
+            self._check_age(source.id, checkpoint.previous)
             with span("plan"), source.reading():
                 seen, plan = self._plan_view(checkpoint)
                 made = plan.allocate()
@@ -252,6 +255,7 @@ class _Reading:
             "phases": phases,
             "seconds": ended - began,
             "world_size": checkpoint.world_size,
+            "previous": tuple(checkpoint.previous),
         }
         if checkpoint.partial is not None and checkpoint.partial[1]:
             # The digests were computed by the salvage: they prove nothing about the original.
@@ -266,6 +270,20 @@ class _Reading:
             raise OtherCheckpointError(
                 f"{self._path} is checkpoint {found}, not {expected}; find out who put it there, "
                 "or load the checkpoint with that id from a copy",
+                path=self._path,
+                expected=expected,
+                found=found,
+            )
+
+    def _check_age(self, found: str, previous: list[str]) -> None:
+        """Refuses a checkpoint that is older than a known one, or of another line."""
+        expected = self._request.not_before
+        if expected is not None and found != expected and expected not in previous:
+            raise OtherCheckpointError(
+                f"{self._path} is checkpoint {found}, which does not list {expected} among the "
+                f"{len(previous)} checkpoints that it comes after; an older one was put there, the "
+                "run went on from an older one, or more checkpoints were saved since than a "
+                "manifest lists; find out which",
                 path=self._path,
                 expected=expected,
                 found=found,

@@ -66,9 +66,11 @@ def _save_single(
             index=captured.index,
             sealing=key,
             signing=None if destination.signing is None else destination.signing.native,
+            previous=destination.former(),
             options=options,
             progress=update,
         )
+    destination.committed(written["checkpoint_id"])
     written["fallbacks"] += captured.fallbacks
     return captured.report(written, total_bytes=written["bytes"])
 

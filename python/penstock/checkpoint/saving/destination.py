@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.checkpoint.saving.groups import Files
+    from penstock.checkpoint.saving.lineage import Lineage
     from penstock.signing import SigningKeys
 
 
@@ -61,6 +62,7 @@ class Destination:
         files: Small files stored with the checkpoint, by name.
         sealing: For whom the checkpoint is sealed; None for a clear one.
         signing: The keys that sign it; None for none.
+        lineage: The checkpoints before it, which a sealed or signed one lists; None for none.
     """
 
     path: str
@@ -72,6 +74,7 @@ class Destination:
     files: Sequence[tuple[str, bytes]] = ()
     sealing: Sealing | None = None
     signing: SigningKeys | None = None
+    lineage: Lineage | None = None
 
     @classmethod
     def of(
@@ -86,6 +89,7 @@ class Destination:
         store: _native.Store | None = None,
         sealing: Sealing | None = None,
         signing: SigningKeys | None = None,
+        lineage: Lineage | None = None,
     ) -> Destination:
         """Checks the arguments of a caller's save; see `penstock.save`."""
         return cls(
@@ -98,6 +102,7 @@ class Destination:
             files=read_files(files),
             sealing=sealing,
             signing=signing,
+            lineage=lineage,
         )
 
     @property
@@ -132,6 +137,20 @@ class Destination:
         """
         return None if self.sealing is None else self.sealing.wrap_new()
 
+    def former(self) -> list[str]:
+        """Returns the ids of older checkpoints that this one lists.
+
+        A checkpoint that is neither sealed nor signed lists none: anybody could change the list.
+        """
+        if self.lineage is None or (self.sealing is None and self.signing is None):
+            return []
+        return self.lineage.former()
+
+    def committed(self, checkpoint_id: str) -> None:
+        """Records that this checkpoint is complete, for the next one."""
+        if self.lineage is not None and (self.sealing is not None or self.signing is not None):
+            self.lineage.saved(checkpoint_id)
+
     def check_free(self) -> None:
         """Refuses early a save that the commit would refuse."""
         self.make_way()
@@ -145,6 +164,8 @@ class Destination:
         attempt = _native.Attempt.begin(self.path, overwrite=self.overwrite)
         if self.signing is not None:
             attempt.sign(self.signing.native)
+        if former := self.former():
+            attempt.follow(former)
         return attempt
 
     def commit(
@@ -159,6 +180,7 @@ class Destination:
             files=list(self.files),
             index=index,
         )
+        self.committed(committed["checkpoint_id"])
         fallbacks = []
         if committed["left_behind"] is not None:
             fallbacks.append(Fallback(committed["left_behind"], "leftover"))

@@ -52,3 +52,42 @@ class QuarantinedStep(NamedTuple):
 
     step: int
     path: str
+
+
+class Succession(NamedTuple):
+    """How a complete step follows the step before it, by the ids in its manifest.
+
+    Attributes:
+        step: The training step.
+        checkpoint_id: Identity of its checkpoint.
+        previous: Ids of the checkpoints that its writer knew before it, newest first.
+        state: ``"follows"``: it lists the step before as its newest former one. ``"gap"``: it lists
+            that step further back, so steps between were deleted or failed. ``"begins"``: it is
+            the oldest step, or it lists none, as steps do that are neither sealed nor signed.
+            ``"breaks"``: it lists others and not the step before, which was replaced since or
+            saved by another run.
+    """
+
+    step: int
+    checkpoint_id: str
+    previous: tuple[str, ...]
+    state: str
+
+    @classmethod
+    def of(cls, rows: list[tuple[int, str, list[str]]]) -> list[Succession]:
+        """Compares each step with the one before.
+
+        Args:
+            rows: Steps, ids and former ids, oldest step first.
+        """
+        found: list[Succession] = []
+        for step, checkpoint_id, previous in rows:
+            before = found[-1].checkpoint_id if found else None
+            if before is None or not previous:
+                state = "begins"
+            elif before not in previous:
+                state = "breaks"
+            else:
+                state = "follows" if previous[0] == before else "gap"
+            found.append(cls(step, checkpoint_id, tuple(previous), state))
+        return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock import _native
 from penstock.checkpoint.loading.dcp_files import drop_mark
 from penstock.checkpoint.steps.reader import Reader
-from penstock.checkpoint.steps.rows import Mark, Orphan, QuarantinedStep, StepInfo
+from penstock.checkpoint.steps.rows import Mark, Orphan, QuarantinedStep, StepInfo, Succession
 from penstock.checkpoint.steps.scrub import check_scrub, marks, scrub, verify_files
 from penstock.common.events import observed
 from penstock.common.option_kinds import Number
@@ -70,6 +70,41 @@ class StoredSteps:
         of every step exists, and `verify` checks their contents.
         """
         return self._native.committed()
+
+    def succession(self) -> list[Succession]:
+        """Returns how each complete step follows the one before, oldest first.
+
+        Reads only manifests, and checks no MAC and no signature: it tells of mistakes and of
+        careless attackers. `load` with ``not_before`` checks the step that it loads.
+
+        Raises:
+            StorageError: The operating system failed an operation.
+
+        Example:
+            >>> import tempfile
+            >>> import numpy as np, penstock
+            >>> from penstock.sealing import generate
+            >>> home = tempfile.mkdtemp()
+            >>> sealing = penstock.Sealing([generate(f"{home}/keys.txt")])
+            >>> store = penstock.CheckpointStore(f"{home}/store", sealing=sealing)
+            >>> for step in (10, 20, 30):
+            ...     report = store.save(step, {"w": np.full(3, step)})
+            >>> [(row.step, row.state) for row in store.succession()]
+            [(10, 'begins'), (20, 'follows'), (30, 'follows')]
+            >>> _ = store.delete(20)
+            >>> [(row.step, row.state) for row in store.succession()]
+            [(10, 'begins'), (30, 'gap')]
+        """
+        rows = []
+        for step in self._native.committed():
+            try:
+                found = self._native.lineage(step)
+            except CorruptCheckpointError:
+                # The checkpoint of another step: `verify` reports it.
+                continue
+            if found is not None:
+                rows.append((step, *found))
+        return Succession.of(rows)
 
     def quarantine(self, step: int) -> str:
         """Quarantines a damaged step: renames it within the store, so that it is no step any more.

@@ -21,7 +21,7 @@ from dtensors import (
     values,
     whole_dtensors,
 )
-from penstock.errors import RankError, SealedError
+from penstock.errors import OtherCheckpointError, RankError, SealedError
 from penstock.sealing import Sealing
 from ranks import IMPATIENT
 
@@ -80,6 +80,27 @@ def save_differently(path, sealing_rank):
     penstock.save(path, {"a": rank()}, sealing=sealing, options=IMPATIENT)
 
 
+def save_steps(root, steps, loads):
+    """Each rank has a store, and the first one's list counts."""
+    sealing = Sealing([KEY])
+    with penstock.CheckpointStore(root, sealing=sealing, identities=[KEY]) as store:
+        if loads:
+            store.load()
+        reports = []
+        for step in steps:
+            state = {"step": step, "a": torch.full((100,), rank())}
+            if step % 2:
+                reports.append(store.save(step, state))
+            else:
+                reports.append(store.save_async(step, state).result())
+        return [report.checkpoint_id for report in reports]
+
+
+def load_not_before(root, known):
+    store = penstock.CheckpointStore(root, identities=[KEY])
+    return store.load(not_before=known)["step"]
+
+
 # The tests.
 
 
@@ -103,6 +124,17 @@ def test_other_ranks_load_what_is_sealed(jobs, disk_path, savers, loaders):
     jobs.of(loaders).call(load_columns, path)
     whole = penstock.load(path, identities=[KEY])
     assert_same(whole["rows"], values("rows", (13, 5)))
+
+
+def test_ranks_list_the_checkpoints_before(jobs, disk_path):
+    root = disk_path / "store"
+    ids = jobs.of(2).call(save_steps, root, [1, 2, 3], False)[0]
+    ids += jobs.of(4).call(save_steps, root, [4, 5], True)[0]
+    newest = penstock.inspect(root / "step-0000000005")
+    assert list(newest.previous) == ids[3::-1]
+    assert jobs.of(2).call(load_not_before, root, ids[0]) == [5, 5]
+    outcomes = jobs.of(2).outcomes(load_not_before, root, "f" * 32)
+    assert all(isinstance(one, OtherCheckpointError) for one in outcomes), outcomes
 
 
 @pytest.mark.parametrize("sealing_rank", [0, 1])

@@ -171,3 +171,82 @@ impl Part {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    const ATTEMPT: &str = "0123456789abcdef0123456789abcdef";
+
+    fn part() -> Part {
+        let text = serde_json::json!({
+            "format": "penstock-part", "version": 1, "id": ATTEMPT, "rank": 3,
+            "files": [], "tensors": [], "aliases": [], "tree": {"a": 1},
+        });
+        Part::parse(
+            text.to_string().as_bytes(),
+            Path::new("ckpt"),
+            "part",
+            ATTEMPT,
+            3,
+        )
+        .unwrap()
+    }
+
+    fn key() -> DataKey {
+        DataKey::from_bytes(&[7; 32])
+    }
+
+    /// A sealed part after a change.
+    fn sealed(change: impl FnOnce(&mut SealedBody)) -> Part {
+        let mut part = part();
+        let sealing = Sealing::new(Arc::new(key()), Vec::new());
+        part.seal(&sealing, Block([9; 32]));
+        assert_eq!(part.tree.get(), SEALED_TREE);
+        change(part.sealed.as_mut().unwrap());
+        part
+    }
+
+    fn unseal(mut part: Part, key: &DataKey) -> Result<Part> {
+        part.unseal(key, Path::new("ckpt"), "part")?;
+        Ok(part)
+    }
+
+    #[test]
+    fn a_body_opens_as_it_was_sealed() {
+        let opened = unseal(sealed(|_| {}), &key()).unwrap();
+        assert_eq!(opened.tree.get(), part().tree.get());
+    }
+
+    /// The commitment is checked for itself: with two keys, one body could open as two texts.
+    #[test]
+    fn each_member_of_a_sealed_body_is_checked() {
+        let changes: &[fn(&mut SealedBody)] = &[
+            |body| body.commitment.0[0] ^= 1,
+            |body| body.commitment.0[31] ^= 0x80,
+            |body| body.salt.0[0] ^= 1,
+            |body| body.body.0[0] ^= 1,
+            |body| body.body.0.truncate(30),
+        ];
+        for (number, change) in changes.iter().enumerate() {
+            let error = unseal(sealed(change), &key()).unwrap_err();
+            assert!(matches!(error, Error::Tampered { .. }), "{number}: {error}");
+        }
+        let error = unseal(sealed(|_| {}), &DataKey::from_bytes(&[8; 32])).unwrap_err();
+        assert!(
+            matches!(error, Error::Tampered { .. }),
+            "another key: {error}"
+        );
+        let mut elsewhere = sealed(|_| {});
+        elsewhere.rank = 2;
+        let error = unseal(elsewhere, &key()).unwrap_err();
+        assert!(
+            matches!(error, Error::Tampered { .. }),
+            "another rank: {error}"
+        );
+        let error = unseal(part(), &key()).unwrap_err();
+        assert!(matches!(error, Error::Tampered { .. }), "clear: {error}");
+    }
+}
