@@ -16,6 +16,7 @@
 
 mod age_key;
 mod data_key;
+mod encrypted;
 mod error;
 mod file;
 mod generate;
@@ -37,5 +38,5 @@ pub use identities::Identities;
 pub use keyring::{KEYS_MAX, Keyring};
 pub use kms::{Kms, PROCESS_KEY_LIFETIME};
 pub use recipients::{RECIPIENTS_MAX, Recipients};
-pub use signing::{NAMESPACE, SignatureFlaw, SignatureForm, Signers, SigningKey};
+pub use signing::{NAMESPACE, SignatureFlaw, SignatureForm, Signers, SigningKey, SigningKeyring};
 pub use wrap::{Unwrap, Wrap};

@@ -17,7 +17,8 @@ _PASSPHRASE_FILE = "passphrase-file:"
 class Passphrase:
     """A passphrase as a recipient or an identity.
 
-    Among identities it also opens ssh private keys that have this passphrase and come after it.
+    Among identities it also opens ssh private keys, and files that ``age -p`` has encrypted, that
+    have this passphrase and come after it. Among keys that sign it opens ssh private keys.
 
     Args:
         source: Returns the passphrase, as text or bytes, such as `getpass.getpass`. It is called
