@@ -7,11 +7,11 @@ use std::path::Path;
 
 use zeroize::Zeroizing;
 
-use crate::age_key::{self, AgeIdentity, AgeRecipient};
+use crate::age_key::{self, AgeIdentity, AgeRecipient, encrypted};
 use crate::key_file::{self, KeyFile};
 use crate::kms::{self, KmsScope};
 use crate::passphrase::{self, Passphrase};
-use crate::{KeyError, Result, encrypted, file};
+use crate::{KeyError, Result, file};
 
 /// Keys of one keyring.
 pub const KEYS_MAX: usize = 1024;

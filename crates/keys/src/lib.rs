@@ -16,7 +16,6 @@
 
 mod age_key;
 mod data_key;
-mod encrypted;
 mod error;
 mod file;
 mod generate;

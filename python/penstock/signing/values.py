@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from penstock.common.secret_texts import may_hold_secret
+from penstock.common.secret_texts import Passphrase, called, may_hold_secret
 from penstock.errors import KeyFileError
-from penstock.sealing.passphrase import Passphrase
 
 __all__ = ["SignatureKey", "to_native"]
 
@@ -75,10 +74,5 @@ def _one(key: SignatureKey, name: str) -> tuple[str, str, bytes]:
     if isinstance(key, os.PathLike):
         return name, "path", _path(key, name)
     if callable(key):
-        value = key()
-        if isinstance(value, str):
-            return name, "content", value.encode()
-        if isinstance(value, (bytes, bytearray)):
-            return name, "content", bytes(value)
-        raise TypeError(f"{name}: its callable returned {type(value).__name__}, not text or bytes")
+        return name, "content", called(key, name)
     raise TypeError(f"{name}: must be a string, a path or a callable, not {type(key).__name__}")

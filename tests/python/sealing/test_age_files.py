@@ -135,7 +135,7 @@ def test_age_reads_our_files_of_keys(tmp_path, run):
 
 
 def encrypted_by_age(file: Path, secret: str, *, armor: bool) -> Path:
-    """What `age -p` makes of a file; it asks at a terminal."""
+    """Encrypts a file by `age -p`, which asks at a terminal."""
     found = file.with_suffix(".age")
     found.unlink(missing_ok=True)
     command = f"{AGE}/age -p {'-a ' if armor else ''}-o {found} {file}"

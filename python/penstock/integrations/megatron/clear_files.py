@@ -73,7 +73,7 @@ def _refusing(theirs: Callable[..., Any], keys: SealingKeys) -> Callable[..., An
 
 
 def refusal(settings: Any) -> str | None:
-    """What a save with these arguments of Megatron-LM would leave clear; None for nothing."""
+    """Names the clear files of a save with these arguments of Megatron-LM; None for none."""
     form = getattr(settings, "ckpt_format", "torch_dist")
     if form == "torch":
         return "--ckpt-format torch is written by Megatron-LM in the clear: use torch_dist"

@@ -9,12 +9,14 @@ in a signed checkpoint from the signed file.
 from __future__ import annotations
 
 import inspect
+import io
 import os
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import serialization
@@ -22,7 +24,6 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import common
 
 from penstock.errors import CannotSealError, OtherCheckpointError
-from penstock.integrations.megatron.pickled import pickled
 from penstock.plugin import SealingKeys
 
 if TYPE_CHECKING:
@@ -67,10 +68,17 @@ class _Opening:
 
 
 _CLEAR = _Held()
-"""Of a save that is not sealed."""
+"""Stands for the common state of a save that is not sealed."""
 
 _seals = False
 """Whether some strategy of this process seals."""
+
+
+def pickled(value: Any) -> bytes:
+    """The bytes of an object as Megatron-Core writes it."""
+    data = io.BytesIO()
+    torch.save(value, data)
+    return data.getvalue()
 
 
 def use_keys(keys: SealingKeys | None) -> None:

@@ -341,7 +341,7 @@ def _is_sealed(path: str) -> bool:
 
 
 def _manifest(path: str) -> Any:
-    # What it says is only believed of a checkpoint that has been opened.
+    # Nothing follows from it before the checkpoint has been opened.
     with (
         contextlib.suppress(ValueError),
         open(os.path.join(path, MANIFEST), encoding="utf-8") as file,

@@ -35,7 +35,6 @@ from penstock.errors import StorageError, UnsupportedStateError
 from penstock.integrations.dcp import directory, layout
 from penstock.integrations.dcp.directory import NO_KEYS
 from penstock.integrations.megatron import agreement, common_state
-from penstock.integrations.megatron.pickled import pickled
 from penstock.integrations.megatron.pieces import pieces_of
 from penstock.integrations.megatron.waiting import EndMark, wait_for_end, wait_here
 from penstock.plugin import Boxes, LiveState, SealingKeys, durable
@@ -229,7 +228,7 @@ def _common_of(sharded_state: Any, path: str) -> bytes | None:
     """The common state as Megatron-Core before 0.19 stores it, which all versions read."""
     for one in nested_values(sharded_state):
         if isinstance(one, ShardedObject) and one.key == common_state.KEY:
-            return pickled(one.data)
+            return common_state.pickled(one.data)
     try:
         with open(os.path.join(path, COMMON_FILE), "rb") as file:
             return file.read()
@@ -256,7 +255,7 @@ def _state_of(sharded_state: Any) -> dict[str, Any]:
             )
     return {
         TENSORS: {key: _boxes(key, found) for key, found in tensors.items()},
-        OBJECTS: {key: _bytes(pickled(data)) for key, data in objects.items()},
+        OBJECTS: {key: _bytes(common_state.pickled(data)) for key, data in objects.items()},
     }
 
 
