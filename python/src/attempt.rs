@@ -243,6 +243,14 @@ impl Attempt {
         report::of_commit(py, &committed)
     }
 
+    /// The tensors that a rank has voted for, as JSON.
+    fn voted_tensors(&self, py: Python<'_>, part: NativePart) -> PyResult<String> {
+        let entry = part.into_entry()?;
+        let mut lent = self.lend()?;
+        let tensors = call::without_gil(py, || save::voted_tensors(lent.get(), &entry))?;
+        Ok(serde_json::to_string(&tensors).expect("they were parsed from JSON"))
+    }
+
     /// Whether it has become the published checkpoint, as far as this rank can see.
     fn is_committed(&self, py: Python<'_>) -> bool {
         detached(py, || {

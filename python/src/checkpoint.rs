@@ -203,6 +203,12 @@ impl Checkpoint {
         report::missing_rows(py, self.inner.missing())
     }
 
+    /// The content of a small file that was saved with it, compared with its digest and its signed
+    /// hash; `None` without one.
+    fn sidecar(&self, py: Python<'_>, name: &str) -> PyResult<Option<Vec<u8>>> {
+        call::without_gil(py, || self.inner.sidecar(name))
+    }
+
     /// The recipients of a sealed checkpoint; `None` for a clear one.
     #[getter]
     fn recipients(&self) -> Option<Vec<&str>> {

@@ -109,7 +109,8 @@ mod _native {
     use crate::moment::Moment;
     #[pymodule_export]
     use crate::names::{
-        is_part_file, parse_step, part_file, rank_of_file, shard_file, step_directory,
+        is_part_file, parse_step, part_file, rank_of_file, shard_file, signature_files,
+        step_directory,
     };
     #[pymodule_export]
     use crate::offload::{Executor, Share, Transfer};

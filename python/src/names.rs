@@ -37,3 +37,9 @@ pub(crate) fn is_part_file(name: &str) -> bool {
 pub(crate) fn rank_of_file(name: &str) -> Option<u32> {
     penstock_store::rank_of_file(name)
 }
+
+/// The names that the files of a checkpoint's signatures can have.
+#[pyfunction]
+pub(crate) fn signature_files(checkpoint_id: &str) -> Vec<String> {
+    penstock_store::signature_files(checkpoint_id).to_vec()
+}

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use penstock_keys::KeyError;
+use penstock_keys::{KeyError, SigningKeyring};
 use penstock_store::care;
 use penstock_store::sign::SigningKey;
 use pyo3::prelude::*;
@@ -18,7 +18,7 @@ use crate::options::NativeOptions;
 use crate::owner::detached;
 
 /// Keys by their name in errors, the kind of the value, and the value: `path`, or `content` of such
-/// a file.
+/// a file; `passphrase`, or `passphrase-of` for the text that names one.
 type GivenKeys = Vec<(String, String, Vec<u8>)>;
 
 /// Private keys that sign checkpoints.
@@ -32,14 +32,21 @@ pub struct SigningKeys {
 impl SigningKeys {
     #[new]
     fn new(py: Python<'_>, keys: GivenKeys) -> PyResult<SigningKeys> {
-        let read = |(name, kind, value): (String, String, Vec<u8>)| {
-            let value = Zeroizing::new(value);
-            match kind.as_str() {
-                "path" => SigningKey::read(&path(&value)),
-                _ => SigningKey::from_content(&name, &value),
+        let read = || -> Result<_, KeyError> {
+            let mut keyring = SigningKeyring::new();
+            for (name, kind, value) in keys {
+                let value = Zeroizing::new(value);
+                match kind.as_str() {
+                    "passphrase" => keyring.add_passphrase(&name, value)?,
+                    "passphrase-of" => {
+                        keyring.add_named_passphrase(&name, &String::from_utf8_lossy(&value))?;
+                    }
+                    "path" => keyring.add_file(&path(&value))?,
+                    _ => keyring.add_content(&name, &value)?,
+                }
             }
+            keyring.into_keys("key")
         };
-        let read = || keys.into_iter().map(read).collect::<Result<Vec<_>, _>>();
         let keys = detached(py, read).map_err(|error| raise_key(py, &error))?;
         Ok(SigningKeys { keys: keys.into() })
     }

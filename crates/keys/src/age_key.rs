@@ -3,6 +3,8 @@
 //! A wrap's recipient stands outside of the manifest's MAC, so an identity tries the age files of
 //! other recipients too; the recipient decides only which error a failure is.
 
+pub(crate) mod encrypted;
+
 use std::fmt;
 use std::io::Read;
 use std::iter;

@@ -7,17 +7,14 @@ use std::path::Path;
 
 use zeroize::Zeroizing;
 
-use crate::age_key::{self, AgeIdentity, AgeRecipient};
+use crate::age_key::{self, AgeIdentity, AgeRecipient, encrypted};
 use crate::key_file::{self, KeyFile};
 use crate::kms::{self, KmsScope};
-use crate::passphrase::Passphrase;
+use crate::passphrase::{self, Passphrase};
 use crate::{KeyError, Result, file};
 
 /// Keys of one keyring.
 pub const KEYS_MAX: usize = 1024;
-
-const PASSPHRASE_FILE: &str = "passphrase-file:";
-const PASSPHRASE_ENV: &str = "passphrase-env:";
 
 /// A key of any kind.
 #[derive(Clone)]
@@ -52,17 +49,8 @@ impl Keyring {
     /// [`KeyError::BadText`] if the text is none of these, without the text; those of
     /// [`Keyring::add_file`].
     pub fn add_text(&mut self, name: &str, text: &str) -> Result<()> {
-        if let Some(path) = text.strip_prefix(PASSPHRASE_FILE) {
-            let secret = file::read(Path::new(path))?;
+        if let Some(secret) = passphrase::of_text(name, text)? {
             return self.add_passphrase(name, secret);
-        }
-        if let Some(variable) = text.strip_prefix(PASSPHRASE_ENV) {
-            use std::os::unix::ffi::OsStringExt;
-            let secret = std::env::var_os(variable).ok_or_else(|| KeyError::BadText {
-                name: name.to_owned(),
-                reason: format!("the environment variable {variable} is not set"),
-            })?;
-            return self.add_passphrase(name, Zeroizing::new(secret.into_vec()));
         }
         if has_key_form(text) {
             return self.add_content(name, text.as_bytes());
@@ -79,7 +67,8 @@ impl Keyring {
         self.add_file(path)
     }
 
-    /// Adds the keys of a file: one a line, with comments after `#`, or one ssh private key.
+    /// Adds the keys of a file: one a line, with comments after `#`, or one ssh private key. A file
+    /// that `age -p` or `ssh-keygen` has encrypted opens by a passphrase that was added before.
     ///
     /// # Errors
     ///
@@ -119,10 +108,7 @@ impl Keyring {
     ///
     /// [`KeyError::BadText`] if it is empty, or longer than 4 KiB.
     pub fn add_passphrase(&mut self, name: &str, secret: Zeroizing<Vec<u8>>) -> Result<()> {
-        let passphrase = Passphrase::new(secret).ok_or_else(|| KeyError::BadText {
-            name: name.to_owned(),
-            reason: "the passphrase is empty, or longer than 4 KiB".to_owned(),
-        })?;
+        let passphrase = Passphrase::named(name, secret)?;
         self.extend(name, vec![Key::Passphrase(passphrase)])
     }
 
@@ -151,15 +137,16 @@ impl Keyring {
     }
 
     fn parse(&self, content: &[u8]) -> std::result::Result<Vec<Key>, Refusal> {
-        let text = std::str::from_utf8(content).map_err(|_| {
-            let is_age = content.starts_with(b"age-encryption.org/");
-            (None, if is_age { ENCRYPTED } else { "it is no text" })
-        })?;
-        let start = text.trim_start();
-        if start.starts_with("-----BEGIN AGE ENCRYPTED") || start.starts_with("age-encryption.org/")
-        {
-            return Err((None, ENCRYPTED));
+        if encrypted::is_encrypted(content) {
+            let passphrases: Vec<_> = self.passphrases().collect();
+            let opened = encrypted::open(content, &passphrases).map_err(|why| (None, why))?;
+            if encrypted::is_encrypted(&opened) {
+                return Err((None, "it is encrypted twice"));
+            }
+            return self.parse(&opened);
         }
+        let text = std::str::from_utf8(content).map_err(|_| (None, "it is no text"))?;
+        let start = text.trim_start();
         if start.starts_with("-----BEGIN ") {
             let passphrases: Vec<_> = self.passphrases().cloned().collect();
             let identity = AgeIdentity::parse_ssh(start, &passphrases);
@@ -190,9 +177,6 @@ impl Keyring {
 
 /// A line, from 1, and why it is no key.
 type Refusal = (Option<usize>, &'static str);
-
-const ENCRYPTED: &str = "it is encrypted itself: decrypt it with `age -d`, and give the result by \
-                         a callable or a pipe";
 
 fn has_prefix(text: &str, prefix: &str) -> bool {
     text.get(..prefix.len())

@@ -37,5 +37,5 @@ pub use identities::Identities;
 pub use keyring::{KEYS_MAX, Keyring};
 pub use kms::{Kms, PROCESS_KEY_LIFETIME};
 pub use recipients::{RECIPIENTS_MAX, Recipients};
-pub use signing::{NAMESPACE, SignatureFlaw, SignatureForm, Signers, SigningKey};
+pub use signing::{NAMESPACE, SignatureFlaw, SignatureForm, Signers, SigningKey, SigningKeyring};
 pub use wrap::{Unwrap, Wrap};

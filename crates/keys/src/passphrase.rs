@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use argon2::{Algorithm, Argon2, Params, Version};
@@ -17,7 +18,7 @@ use zeroize::Zeroizing;
 
 use crate::kek::{KEK_BYTES, Kek};
 use crate::wrap::{Opened, PASSPHRASE, bad_wrap, wrong_key};
-use crate::{DataKey, KeyError, Result, Wrap};
+use crate::{DataKey, KeyError, Result, Wrap, file};
 
 // RFC 9106, section 4, the second recommended choice: 64 MiB, three passes, four lanes.
 const MEMORY_KIB: u32 = 64 << 10;
@@ -37,6 +38,26 @@ const SALT_BYTES_MAX: usize = 64;
 const KEPT_MAX: usize = 16;
 /// Bytes of a passphrase.
 pub(crate) const PASSPHRASE_BYTES_MAX: usize = 4 << 10;
+
+const FILE: &str = "passphrase-file:";
+const ENV: &str = "passphrase-env:";
+
+/// The passphrase that `passphrase-file:PATH` or `passphrase-env:NAME` names; `None` for any other
+/// text.
+pub(crate) fn of_text(name: &str, text: &str) -> Result<Option<Zeroizing<Vec<u8>>>> {
+    use std::os::unix::ffi::OsStringExt;
+    if let Some(path) = text.strip_prefix(FILE) {
+        return file::read(Path::new(path)).map(Some);
+    }
+    let Some(variable) = text.strip_prefix(ENV) else {
+        return Ok(None);
+    };
+    let secret = std::env::var_os(variable).ok_or_else(|| KeyError::BadText {
+        name: name.to_owned(),
+        reason: format!("the environment variable {variable} is not set"),
+    })?;
+    Ok(Some(Zeroizing::new(secret.into_vec())))
+}
 
 /// A passphrase, with the keys that were derived from it.
 #[derive(Clone)]
@@ -69,6 +90,14 @@ impl Passphrase {
         }
         let (own, kept) = (Mutex::new(None), Mutex::new(VecDeque::new()));
         Some(Passphrase(Arc::new(Inner { secret, own, kept })))
+    }
+
+    /// As [`Passphrase::new`]; the error names the argument.
+    pub(crate) fn named(name: &str, secret: Zeroizing<Vec<u8>>) -> Result<Passphrase> {
+        Passphrase::new(secret).ok_or_else(|| KeyError::BadText {
+            name: name.to_owned(),
+            reason: "the passphrase is empty, or longer than 4 KiB".to_owned(),
+        })
     }
 
     /// The bytes, for keys of others that are protected with it.

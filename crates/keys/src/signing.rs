@@ -10,7 +10,7 @@ mod key;
 mod signers;
 mod ssh;
 
-pub use key::{SignatureForm, SigningKey};
+pub use key::{SignatureForm, SigningKey, SigningKeyring};
 pub use signers::Signers;
 pub use ssh::NAMESPACE;
 

@@ -3,7 +3,6 @@
 
 mod hashed;
 pub(crate) mod references;
-mod sidecar;
 
 pub mod salvage;
 pub mod sign;

@@ -33,8 +33,8 @@ pub mod tier;
 
 pub use error::{Error, Result};
 pub use format::name::{
-    MANIFEST, is_part_file, parse_step, part_file, rank_of_file, shard_file, step_directory,
-    step_of,
+    MANIFEST, is_part_file, parse_step, part_file, rank_of_file, shard_file, signature_files,
+    step_directory, step_of,
 };
 pub use progress::Progress;
 

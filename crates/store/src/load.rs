@@ -4,4 +4,5 @@ pub mod check;
 pub mod checkpoint;
 pub mod fill;
 pub mod open;
+pub(crate) mod sidecar;
 pub(crate) mod signed;

@@ -6,8 +6,8 @@
 //! has sent are not sent again. Names contain the attempt, so an existing object of the same name
 //! can only have the same bytes.
 //!
-//! Nothing is ever deleted or replaced at the mirror. Files of a complete copy that a sweep or
-//! somebody else removed there are sent again.
+//! Nothing is ever deleted or replaced at the mirror but signatures, which may also be made after
+//! the copy. Files of a complete copy that a sweep or somebody else removed there are sent again.
 //!
 //! A clear checkpoint may also be mirrored sealed ([`mirror_sealed`]): the copy has a key and an
 //! identity of its own then, and is saved like any other checkpoint.
@@ -28,6 +28,7 @@ use penstock_object::Objects;
 use crate::commit::fence::flaw;
 use crate::commit::files::link_new;
 use crate::commit::renewal::{RENEW, Renewal};
+use crate::commit::signature;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
 use crate::format::digest::Digest;
@@ -195,7 +196,8 @@ impl Copy<'_> {
                     if renewal.is_none() {
                         self.progress.advance(self.checkpoint.size().0);
                     }
-                    return Ok(());
+                    // They may have been made since the copy, or replaced by those of other keys.
+                    return self.send_signatures();
                 }
                 Some(path) if checks >= CHECKS_MAX => return Err(removed(path)),
                 Some(path) if is_of_removal(&path) => {
@@ -232,8 +234,7 @@ impl Copy<'_> {
         self.send_signatures()
     }
 
-    /// Sends the signatures that there are now. One that is made later is not sent to a copy that is
-    /// complete.
+    /// Sends the signatures that there are now and that the copy lacks.
     fn send_signatures(&mut self) -> Result<()> {
         for name in name::signature_files(&self.checkpoint.manifest().id) {
             let file = self.from.join(&name);
@@ -241,7 +242,13 @@ impl Copy<'_> {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 text => text.map_err(Error::storage("read", &file))?,
             };
-            self.send_small(&name, &name, text.len() as u64, Digest::of(&text))?;
+            let bytes = text.len() as u64;
+            if !self.has(&name, bytes, Digest::of(&text))? {
+                self.progress.pay(bytes)?;
+                let (to, id) = (self.objects.as_ref(), &self.checkpoint.manifest().id);
+                signature::write(self.to, to, id, &name, &text)?;
+                self.sent_bytes += bytes;
+            }
         }
         Ok(())
     }

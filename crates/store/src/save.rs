@@ -30,8 +30,11 @@ use serde_json::value::RawValue;
 use crate::FORMAT_VERSION;
 pub use crate::commit::Attempt;
 use crate::error::{Error, Result};
-use crate::format::description::{MANIFEST_BYTES_MAX, check_size, read_manifest, read_part};
+use crate::format::description::{
+    MANIFEST_BYTES_MAX, check_size, read_manifest, read_part, read_part_of,
+};
 use crate::format::manifest::{self, Manifest, PartEntry};
+use crate::format::part::TensorEntry;
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::report::{Fallback, FallbackKind, SaveReport};
@@ -233,6 +236,21 @@ pub fn commit(
     parts: Vec<PartEntry>,
 ) -> Result<Committed> {
     commit_as(attempt, publication, |_| {}, parts)
+}
+
+/// Reads the tensors that a rank has voted for, before the commit; also in a sealed attempt.
+///
+/// # Errors
+/// [`Error::Corrupt`], [`Error::Malformed`], and [`Error::Tampered`] if the part is not the one
+/// that the rank wrote, or does not open with the key of the attempt.
+pub fn voted_tensors(attempt: &Attempt, entry: &PartEntry) -> Result<Vec<TensorEntry>> {
+    let (path, files) = (attempt.path(), attempt.files());
+    let sealing = attempt.sealing();
+    let mut part = read_part_of(path, files, attempt.id(), sealing.is_some(), entry)?;
+    if let Some(sealing) = sealing {
+        part.unseal(sealing.key(), path, &entry.file)?;
+    }
+    Ok(part.tensors)
 }
 
 /// Whether an attempt has become the checkpoint at a path, for a rank that lost contact with the

@@ -25,10 +25,11 @@ from penstock.common.paths import absolute
 from penstock.common.tracing import call
 from penstock.errors import PenstockError, SaveInProgressError
 from penstock.sealing.sealing import check_sealing
+from penstock.signing import SigningKeys
 from penstock.tensors.arguments import decode_path, to_native
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch.distributed import ProcessGroup
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.options import Options
     from penstock.reports import SaveReport
     from penstock.sealing import Sealing
+    from penstock.signing import SignatureKey
 
 
 class Closing(ABC):
@@ -74,13 +76,17 @@ class Saver(Closing):
             all ranks. All of them call `save` and `save_async` in the same order.
         no_dist: Save without other ranks.
         sealing: For whom each checkpoint is sealed; see `penstock.save`. None for clear ones.
+        sign: Private keys that sign each checkpoint while it is saved; see `penstock.save`. None
+            for none.
 
     Attributes:
-        sealing: The same, for later saves.
+        sealing: For whom later saves are sealed.
+        signing: The keys that sign later saves.
 
     Raises:
         ValueError: An argument is out of range.
         TypeError: ``sealing`` is no `Sealing`.
+        KeyFileError: A text or a file of ``sign`` is no private key that signs.
 
     Example:
         >>> import numpy as np, penstock, tempfile
@@ -99,6 +105,7 @@ class Saver(Closing):
         process_group: ProcessGroup | None = None,
         no_dist: bool = False,
         sealing: Sealing | None = None,
+        sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
     ) -> None:
         to_native(options)
         check_sealing(sealing)
@@ -106,6 +113,7 @@ class Saver(Closing):
         self._process_group = process_group
         self._no_dist = no_dist
         self.sealing = sealing
+        self.signing = SigningKeys.resolve(sign)
         self._last = LastSave()
         self._arena: _native.Arena | None = None
         self._process = os.getpid()
@@ -129,7 +137,7 @@ class Saver(Closing):
             PenstockError: The error of the last save, if it has not been raised yet, or any error
                 of `penstock.save`.
         """
-        destination = _destination(path, step, metadata, overwrite, groups, files, self.sealing)
+        destination = self._destination(path, step, metadata, overwrite, groups, files)
         return self._save(destination, state, progress)
 
     @overload
@@ -201,7 +209,7 @@ class Saver(Closing):
             PenstockError: The error of the last save, if it has not been raised yet.
         """
         return self._save_async(
-            _destination(path, step, metadata, overwrite, groups, files, self.sealing),
+            self._destination(path, step, metadata, overwrite, groups, files),
             state,
             lazy=lazy,
             if_busy=if_busy,
@@ -241,6 +249,29 @@ class Saver(Closing):
     # The course of every save: `penstock.save` and `CheckpointStore` begin here.
 
     @observed("save")
+    def _destination(
+        self,
+        path: str | os.PathLike[str] | bytes,
+        step: int | None,
+        metadata: Mapping[str, Any] | None,
+        overwrite: bool,
+        groups: Mapping[str, str] | None,
+        files: Files | None,
+    ) -> Destination:
+        # The path is made absolute: a later change of the working directory must not move the save.
+        where = absolute(decode_path(path))
+        check_no_store(where)
+        return Destination.of(
+            where,
+            step=step,
+            metadata=metadata,
+            overwrite=overwrite,
+            groups=groups,
+            files=files,
+            sealing=self.sealing,
+            signing=self.signing,
+        )
+
     def _save(
         self,
         destination: Destination,
@@ -408,29 +439,6 @@ class Saver(Closing):
             self._arena = _native.Arena(staging_bytes, sharers or 1)
             self._process = os.getpid()
         return self._arena
-
-
-def _destination(
-    path: str | os.PathLike[str] | bytes,
-    step: int | None,
-    metadata: Mapping[str, Any] | None,
-    overwrite: bool,
-    groups: Mapping[str, str] | None,
-    files: Files | None,
-    sealing: Sealing | None,
-) -> Destination:
-    # The path is made absolute: a later change of the working directory must not move the save.
-    where = absolute(decode_path(path))
-    check_no_store(where)
-    return Destination.of(
-        where,
-        step=step,
-        metadata=metadata,
-        overwrite=overwrite,
-        groups=groups,
-        files=files,
-        sealing=sealing,
-    )
 
 
 class _CallTime:

@@ -68,8 +68,8 @@ def mirror(
 
     Files are copied as they are, sealed or clear; with --recipient, copies of clear steps are
     sealed. The newest step goes first. An interrupted copy resumes where it stopped, a sealed one
-    begins anew. Nothing is ever deleted or replaced at URL. Exits with 1 if a step could not be
-    copied.
+    begins anew. Nothing is ever deleted at URL, and nothing but signatures replaced. Exits with 1
+    if a step could not be copied.
     """
     if rate == 0:
         raise click.BadParameter("must be more than 0", param_hint="--rate")

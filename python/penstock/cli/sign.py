@@ -41,9 +41,9 @@ JSON: path, checkpoint_id, signers (the keys in public), files (that the
     multiple=True,
     required=True,
     type=KeyType(),
-    help="A private key without a passphrase: Ed25519 of ssh-keygen, which `ssh-keygen -Y verify` "
-    "checks, or EC P-256 in PEM, which `model_signing verify key` checks. May be given more than "
-    "once.",
+    help="A private key: Ed25519 of ssh-keygen, which `ssh-keygen -Y verify` checks, or EC P-256 "
+    "in PEM, which `model_signing verify key` checks. Before an ssh key with a passphrase stands "
+    "another --key, passphrase-file:FILE or passphrase-env:NAME. May be given more than once.",
 )
 @json_option
 def sign(path: str, keys: tuple[str, ...], as_json: bool) -> int:

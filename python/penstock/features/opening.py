@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.io.tensor_io import TensorIO
     from penstock.sealing.identities import Identities
     from penstock.sealing.passphrase import Key
+    from penstock.signing import SignatureKey, Signers
 
 
 def open(
@@ -29,6 +30,7 @@ def open(
     gap_bytes: int | None = None,
     io: TensorIO | None = None,
     identities: Identities | Key | Iterable[Key] | None = None,
+    signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> Features:
     """Opens a table, to read its rows by id.
 
@@ -51,6 +53,10 @@ def open(
             that are not sealed are then refused. Default: those of ``PENSTOCK_IDENTITIES``, which
             refuse nothing. Blocks are opened after each read, whatever ``check`` is; rows in a
             cache are clear. A sealed table is not pickled.
+        signed_by: Public keys of which one must have signed the checkpoint, as for `penstock.load`;
+            other tables are refused. All bytes of the table are read and compared with the signed
+            hashes now, before any row is handed out. Rows read later are compared with their
+            checksums alone, so exchange no file of an open table.
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path, or nothing that has tables.
@@ -66,6 +72,8 @@ def open(
         WrongKeyError: The identities do not open the table.
         TamperedError: Somebody without the key has changed the checkpoint. A gather raises it for
             a block that is not the one that was sealed for its place.
+        SignatureError: None of ``signed_by`` has signed the checkpoint, or its bytes are not the
+            signed ones; `NotSignedError` if the table has no signature.
 
     Example:
         >>> import numpy as np, penstock.features, tempfile
@@ -78,7 +86,7 @@ def open(
                [ 0.,  1.,  2.],
                [ 9., 10., 11.]], dtype=float32)
     """
-    unsealing = Unsealing.of(identities)
+    unsealing = Unsealing.of(identities, signed_by=signed_by)
     source = find(
         path, key, shape=shape, dtype=dtype, check=check, stacklevel=2, unsealing=unsealing
     )

@@ -6,45 +6,12 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from penstock.common.secret_texts import may_hold_secret
+from penstock.common.secret_texts import Passphrase, called, may_hold_secret
 from penstock.errors import KeyFileError
 
 __all__ = ["Key", "Passphrase", "to_native"]
 
 _PASSPHRASE_FILE = "passphrase-file:"
-
-
-class Passphrase:
-    """A passphrase as a recipient or an identity.
-
-    Among identities it also opens ssh private keys that have this passphrase and come after it.
-
-    Args:
-        source: Returns the passphrase, as text or bytes, such as `getpass.getpass`. It is called
-            once, when a `Sealing` or `Identities` is made. Line ends after it are left out.
-
-    Example:
-        >>> from penstock import Sealing
-        >>> Sealing([Passphrase(lambda: "correct horse battery staple")])
-        Sealing(recipients=['passphrase'])
-    """
-
-    def __init__(self, source: Callable[[], str | bytes]) -> None:
-        if not callable(source):
-            # The value is not shown, as it may be the passphrase itself.
-            raise TypeError(f"source: must be callable, not {type(source).__name__}")
-        self._source = source
-
-    def read(self) -> bytes:
-        """Returns the passphrase.
-
-        Raises:
-            TypeError: The callable returned neither text nor bytes.
-        """
-        return _called(self._source, "source")
-
-    def __repr__(self) -> str:
-        return "Passphrase()"
 
 
 Key: TypeAlias = "str | os.PathLike[str] | Callable[[], str | bytes] | Passphrase"
@@ -79,7 +46,7 @@ def _one(key: Key, name: str) -> tuple[str, str, bytes]:
             )
         return name, "path", path
     if callable(key):
-        return name, "content", _called(key, name)
+        return name, "content", called(key, name)
     raise TypeError(
         f"{name}: must be a string, a path, a callable or a Passphrase, not {type(key).__name__}"
     )
@@ -89,12 +56,3 @@ def _expanded(text: str) -> str:
     prefix = _PASSPHRASE_FILE if text.startswith(_PASSPHRASE_FILE) else ""
     path = text.removeprefix(prefix)
     return prefix + os.path.expanduser(path) if path.startswith("~") else text
-
-
-def _called(source: Callable[[], str | bytes], name: str) -> bytes:
-    value = source()
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, (bytes, bytearray)):
-        return bytes(value)
-    raise TypeError(f"{name}: its callable returned {type(value).__name__}, not text or bytes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from penstock import _native
+from penstock.errors import NotSealedError, NotSignedError
 from penstock.sealing.identities import Identities
 from penstock.signing.signers import Signers
 
@@ -65,6 +66,31 @@ class Unsealing(NamedTuple):
     def refuses_some(self) -> bool:
         """Whether a checkpoint that is open already has to be opened again, to be refused."""
         return self.is_demanded or self.signers is not None
+
+    def refuse_other(self, name: str, path: str) -> None:
+        """Refuses a file of another format, if a sealed or a signed one is asked for.
+
+        Args:
+            name: Whose files they are, for the message.
+            path: Their path; empty if there are several.
+
+        Raises:
+            NotSealedError: Sealed ones are demanded.
+            NotSignedError: Signed ones are demanded.
+        """
+        what = f"{name} is not a checkpoint of Penstock, so not"
+        if self.is_demanded:
+            raise NotSealedError(
+                f"{what} sealed, and identities= are given: find out who put it there, or leave out"
+                " identities=",
+                path=path,
+            )
+        if self.signers is not None:
+            raise NotSignedError(
+                f"{what} signed, and signed_by= is given: find out who put it there, or leave out"
+                " signed_by=",
+                path=path,
+            )
 
     def open(self, path: str) -> _native.Checkpoint:
         """Opens the checkpoint at a path.

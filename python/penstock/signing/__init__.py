@@ -12,7 +12,9 @@ there. It protects clear and sealed checkpoints alike, and takes no secret to ch
 `penstock.CheckpointStore` refuses every other one.
 
 A key is the path of its file, or the text of the file: ``-----BEGIN…``, ``ssh-ed25519 AAAA…``. A
-callable returns the content of such a file.
+callable returns the content of such a file. An ssh key with a passphrase opens if one that fits
+stands before it: ``[penstock.sealing.Passphrase(getpass), "key"]``, ``passphrase-env:NAME`` or
+``passphrase-file:PATH``.
 
 Example:
     >>> import subprocess, tempfile

@@ -19,8 +19,8 @@ class SigningKeys:
     """Private keys that sign checkpoints: each makes a signature, at most one of each kind.
 
     Args:
-        keys: Private keys, as `penstock.signing` describes them. Keys with a passphrase are
-            refused.
+        keys: Private keys, as `penstock.signing` describes them. An ssh key with a passphrase opens
+            by one that stands before it.
 
     Raises:
         KeyFileError: A text or a file is no private key that signs; a `ValueError` too.

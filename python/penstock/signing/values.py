@@ -6,13 +6,20 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from penstock.common.secret_texts import may_hold_secret
+from penstock.common.secret_texts import Passphrase, called, may_hold_secret
 from penstock.errors import KeyFileError
 
 __all__ = ["SignatureKey", "to_native"]
 
-SignatureKey: TypeAlias = "str | os.PathLike[str] | Callable[[], str | bytes]"
-"""A private or a public key: the path of its file, its text, or a callable that returns it."""
+SignatureKey: TypeAlias = "str | os.PathLike[str] | Callable[[], str | bytes] | Passphrase"
+"""A private or a public key: the path of its file, its text, or a callable that returns it.
+
+Among private keys, ``passphrase-env:NAME``, ``passphrase-file:PATH`` and a `Passphrase` open the
+ssh keys behind them.
+"""
+
+_PASSPHRASE_FILE = "passphrase-file:"
+_PASSPHRASES = (_PASSPHRASE_FILE, "passphrase-env:")
 
 _TEXTS = ("-----BEGIN", "ssh-")
 """Beginnings of a key's text; other strings are paths."""
@@ -28,7 +35,7 @@ def to_native(
         TypeError: One is no string, path or callable.
         ValueError: There is none.
     """
-    if isinstance(keys, (str, os.PathLike)) or callable(keys):
+    if isinstance(keys, (str, os.PathLike, Passphrase)) or callable(keys):
         keys = [keys]
     given: object = keys
     if not isinstance(given, Iterable) or isinstance(given, (bytes, bytearray)):
@@ -37,6 +44,12 @@ def to_native(
     if not native:
         raise ValueError(f"{argument}: there is no key")
     return native
+
+
+def _expanded(text: str) -> str:
+    if not text.startswith(_PASSPHRASE_FILE):
+        return text
+    return _PASSPHRASE_FILE + os.path.expanduser(text.removeprefix(_PASSPHRASE_FILE))
 
 
 def _path(path: str | os.PathLike[str], name: str) -> bytes:
@@ -49,7 +62,11 @@ def _path(path: str | os.PathLike[str], name: str) -> bytes:
 
 
 def _one(key: SignatureKey, name: str) -> tuple[str, str, bytes]:
+    if isinstance(key, Passphrase):
+        return name, "passphrase", key.read()
     if isinstance(key, str):
+        if key.startswith(_PASSPHRASES):
+            return name, "passphrase-of", os.fsencode(_expanded(key))
         text = key.strip()
         if text.startswith(_TEXTS):
             return name, "content", text.encode() + b"\n"
@@ -57,10 +74,5 @@ def _one(key: SignatureKey, name: str) -> tuple[str, str, bytes]:
     if isinstance(key, os.PathLike):
         return name, "path", _path(key, name)
     if callable(key):
-        value = key()
-        if isinstance(value, str):
-            return name, "content", value.encode()
-        if isinstance(value, (bytes, bytearray)):
-            return name, "content", bytes(value)
-        raise TypeError(f"{name}: its callable returned {type(value).__name__}, not text or bytes")
+        return name, "content", called(key, name)
     raise TypeError(f"{name}: must be a string, a path or a callable, not {type(key).__name__}")

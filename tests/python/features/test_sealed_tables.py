@@ -1,4 +1,4 @@
-"""Sealed tables: who has a key reads rows by id, and a changed block is an error."""
+"""Sealed and signed tables: who has a key reads rows by id, and a changed block is an error."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,9 @@ from penstock.errors import (
     CannotSealError,
     CorruptCheckpointError,
     NotSealedError,
+    NotSignedError,
     SealedError,
+    SignatureError,
     TamperedError,
     UnsupportedStateError,
     WrongKeyError,
@@ -384,3 +387,41 @@ def test_a_key_in_place_of_a_sealing_is_refused_before_anything_is_written(tmp_p
     with pytest.raises(TypeError, match="Sealing"):
         features.write(tmp_path / "table", rows_of(), sealing=KEY)
     assert not (tmp_path / "table").exists()
+
+
+# Signatures.
+
+
+@pytest.fixture
+def key(tmp_path):
+    path = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+    return path
+
+
+@pytest.mark.parametrize("seals", [False, True])
+def test_a_signed_table_opens_and_an_exchanged_one_does_not(tmp_path, key, seals):
+    path, rows = tmp_path / "table", rows_of()
+    given = {"sealing": Sealing([KEY])} if seals else {}
+    identities = {"identities": [KEY]} if seals else {}
+    features.write(path, rows, key="paper", **given)
+    with pytest.raises(NotSignedError):
+        features.open(path, signed_by=f"{key}.pub", **identities)
+    penstock.sign(path, key)
+    with features.open(path, signed_by=f"{key}.pub", **identities) as table:
+        ids = [7, 0, 2999]
+        assert np.array_equal(table.gather(ids), rows[ids])
+    file = file_of(path)
+    data = bytearray(file.read_bytes())
+    for place, byte in enumerate(GENERATOR, 8192):
+        data[place] ^= byte
+    # Digests, and checksums of blocks, say who has not changed it by chance.
+    file.write_bytes(data)
+    with pytest.raises(SignatureError):
+        features.open(path, signed_by=f"{key}.pub", **identities)
+
+
+def test_tables_of_other_formats_are_refused(tmp_path, key):
+    np.save(tmp_path / "rows.npy", rows_of())
+    with pytest.raises(NotSignedError, match="signed_by="):
+        features.open(tmp_path / "rows.npy", signed_by=f"{key}.pub")

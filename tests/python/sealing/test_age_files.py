@@ -6,9 +6,11 @@ The reader is written from age's specification (C2SP, age.md) on primitives of `
 import base64
 import hmac
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -17,9 +19,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.keywrap import aes_key_unwrap
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+import penstock
 from conftest import REPOSITORY
 from penstock import Sealing
-from penstock.sealing import generate
+from penstock.errors import KeyFileError
+from penstock.sealing import Passphrase, generate
 
 pytestmark = pytest.mark.quick
 
@@ -128,3 +132,39 @@ def test_age_recovers_the_data_key(tmp_path, run):
 def test_age_reads_our_files_of_keys(tmp_path, run):
     recipient = generate(tmp_path / "ours")
     assert run("age-keygen", "-y", tmp_path / "ours").decode().strip() == recipient
+
+
+def encrypted_by_age(file: Path, secret: str, *, armor: bool) -> Path:
+    """Encrypts a file by `age -p`, which asks at a terminal."""
+    found = file.with_suffix(".age")
+    found.unlink(missing_ok=True)
+    command = f"{AGE}/age -p {'-a ' if armor else ''}-o {found} {file}"
+    terminal = ["script", "-qec", command, "/dev/null"]
+    subprocess.run(
+        terminal,
+        input=f"{secret}\n{secret}\n".encode(),
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    return found
+
+
+@pytest.mark.skipif(not (AGE / "age").exists(), reason="needs age: make objects-server")
+@pytest.mark.skipif(shutil.which("script") is None, reason="needs script, for a terminal")
+@pytest.mark.parametrize("armor", [False, True])
+def test_a_file_of_identities_that_age_has_encrypted_opens_by_a_passphrase(tmp_path, armor):
+    recipient = generate(tmp_path / "keys.txt")
+    path = tmp_path / "ckpt"
+    penstock.save(path, {"w": np.ones(3)}, sealing=Sealing([recipient]))
+    file = encrypted_by_age(tmp_path / "keys.txt", "correct horse", armor=armor)
+    right, wrong = Passphrase(lambda: "correct horse"), Passphrase(lambda: "wrong")
+    assert penstock.load(path, identities=[wrong, right, file])["w"].sum() == 3
+    assert penstock.load(path, identities=[right, lambda: file.read_bytes()])["w"].sum() == 3
+    for identities, said in (
+        ([file], "give that before the file"),
+        ([file, right], "give that before the file"),
+        ([wrong, file], "no passphrase that stands before it"),
+    ):
+        with pytest.raises(KeyFileError, match=said):
+            penstock.load(path, identities=identities)

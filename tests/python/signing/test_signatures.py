@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -23,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 import penstock
+from penstock.cli import cli
 from penstock.errors import (
     CorruptCheckpointError,
     KeyFileError,
@@ -31,6 +33,7 @@ from penstock.errors import (
     SignatureError,
     TamperedError,
 )
+from penstock.sealing import Passphrase
 from penstock.signing import Signers, SigningKeys
 
 MIB = 1 << 20
@@ -674,11 +677,36 @@ def test_what_is_no_key_is_refused(tmp_path):
 
 
 @needs_ssh_keygen
-def test_a_key_with_a_passphrase_is_refused(tmp_path):
-    call = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", tmp_path / "key"]
+def test_a_key_with_a_passphrase_opens_by_one_before_it(tmp_path, monkeypatch):
+    key = tmp_path / "key"
+    call = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", key]
     subprocess.run(call, check=True)
-    with pytest.raises(KeyFileError, match="passphrase"):
-        SigningKeys(tmp_path / "key")
+    (tmp_path / "secret").write_text("secret\n")
+    monkeypatch.setenv("THE_PASSPHRASE", "secret")
+    given = {
+        "callable": Passphrase(lambda: "secret"),
+        "file": f"passphrase-file:{tmp_path}/secret",
+        "variable": "passphrase-env:THE_PASSPHRASE",
+    }
+    for name, passphrase in given.items():
+        path = tmp_path / name
+        penstock.save(path, state(), sign=[Passphrase(lambda: "wrong"), passphrase, key])
+        assert penstock.load(path, signed_by=tmp_path / "key.pub")["step"] == 0
+    done = CliRunner().invoke(
+        cli, ["sign", str(path), "--key", given["variable"], "--key", str(key)]
+    )
+    assert done.exit_code == 0, done.output
+    for keys, said in (
+        ([key], "give that before the key"),
+        ([key, Passphrase(lambda: "secret")], "give that before the key"),
+        ([Passphrase(lambda: "wrong"), key], "no passphrase that stands before it"),
+        ([Passphrase(lambda: "secret")], "a passphrase signs nothing"),
+        (["passphrase-env:NO_SUCH_VARIABLE", key], "is not set"),
+        ([Passphrase(lambda: ""), key], "empty"),
+    ):
+        with pytest.raises(KeyFileError, match=said) as caught:
+            SigningKeys(keys)
+        assert "secret" not in str(caught.value).replace(str(tmp_path), "")
 
 
 def test_files_that_no_signature_lists_are_problems(signed, public):

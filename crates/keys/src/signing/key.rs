@@ -3,9 +3,12 @@
 use std::fmt;
 use std::path::Path;
 
+use zeroize::Zeroizing;
+
 use super::bundle;
 use super::ec::EcKey;
 use super::ssh::SshKey;
+use crate::passphrase::{self, Passphrase};
 use crate::{KeyError, Result, file};
 
 /// The form of a signature.
@@ -25,25 +28,86 @@ enum Kind {
     Ssh(SshKey),
 }
 
-impl SigningKey {
-    /// Reads a file.
+/// Private keys that sign, and the passphrases of those that come after them.
+#[derive(Default)]
+pub struct SigningKeyring {
+    passphrases: Vec<Passphrase>,
+    keys: Vec<SigningKey>,
+}
+
+impl SigningKeyring {
+    /// No keys.
+    #[must_use]
+    pub fn new() -> SigningKeyring {
+        SigningKeyring::default()
+    }
+
+    /// Adds the passphrase that a text names, `passphrase-file:PATH` or `passphrase-env:NAME`;
+    /// returns whether it is such a text.
+    ///
+    /// # Errors
+    /// [`KeyError::BadText`] if there is none or it is empty or too long, [`KeyError::Io`].
+    pub fn add_named_passphrase(&mut self, name: &str, text: &str) -> Result<bool> {
+        match passphrase::of_text(name, text)? {
+            Some(secret) => self.add_passphrase(name, secret).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Adds a passphrase.
+    ///
+    /// # Errors
+    /// [`KeyError::BadText`] if it is empty or too long.
+    pub fn add_passphrase(&mut self, name: &str, secret: Zeroizing<Vec<u8>>) -> Result<()> {
+        self.passphrases.push(Passphrase::named(name, secret)?);
+        Ok(())
+    }
+
+    /// Adds the key of a file.
     ///
     /// # Errors
     /// [`KeyError::BadSigner`] if it holds no key of a known kind, and [`KeyError::Io`].
-    pub fn read(path: &Path) -> Result<SigningKey> {
+    pub fn add_file(&mut self, path: &Path) -> Result<()> {
         let content = file::read(path)?;
-        parse(&content).map_err(|reason| KeyError::BadSigner {
-            name: path.display().to_string(),
-            reason,
-        })
+        self.add_content(&path.display().to_string(), &content)
     }
 
-    /// Reads the content of such a file; `name` is for messages.
+    /// Adds the key of a file with this content; `name` is for messages.
     ///
     /// # Errors
     /// [`KeyError::BadSigner`] if it holds no key of a known kind.
+    pub fn add_content(&mut self, name: &str, content: &[u8]) -> Result<()> {
+        let key = parse(content, &self.passphrases).map_err(|reason| KeyError::BadSigner {
+            name: name.to_owned(),
+            reason,
+        })?;
+        self.keys.push(key);
+        Ok(())
+    }
+
+    /// The keys that sign, in their order.
+    ///
+    /// # Errors
+    /// [`KeyError::BadText`] if there are passphrases and no key.
+    pub fn into_keys(self, name: &str) -> Result<Vec<SigningKey>> {
+        if self.keys.is_empty() && !self.passphrases.is_empty() {
+            return Err(KeyError::BadText {
+                name: name.to_owned(),
+                reason: "a passphrase signs nothing: give the key that it belongs to after it"
+                    .to_owned(),
+            });
+        }
+        Ok(self.keys)
+    }
+}
+
+impl SigningKey {
+    /// Reads the content of a key's file; `name` is for messages.
+    ///
+    /// # Errors
+    /// [`KeyError::BadSigner`] if it holds no key of a known kind, or one with a passphrase.
     pub fn from_content(name: &str, content: &[u8]) -> Result<SigningKey> {
-        parse(content).map_err(|reason| KeyError::BadSigner {
+        parse(content, &[]).map_err(|reason| KeyError::BadSigner {
             name: name.to_owned(),
             reason,
         })
@@ -84,10 +148,10 @@ impl fmt::Debug for SigningKey {
     }
 }
 
-fn parse(content: &[u8]) -> std::result::Result<SigningKey, String> {
+fn parse(content: &[u8], passphrases: &[Passphrase]) -> std::result::Result<SigningKey, String> {
     let has = |text: &str| content.windows(text.len()).any(|at| at == text.as_bytes());
     if has("-----BEGIN OPENSSH PRIVATE KEY") {
-        return SshKey::from_openssh(content).map(|key| SigningKey(Kind::Ssh(key)));
+        return SshKey::from_openssh(content, passphrases).map(|key| SigningKey(Kind::Ssh(key)));
     }
     if has("ENCRYPTED") {
         return Err("it has a passphrase: `openssl pkey -in FILE` writes one without".to_owned());

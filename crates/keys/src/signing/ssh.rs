@@ -8,6 +8,7 @@ use ssh_key::{Algorithm, HashAlg, LineEnding, PrivateKey, PublicKey, Signature, 
 use zeroize::Zeroizing;
 
 use super::{SignatureFlaw, bad};
+use crate::passphrase::Passphrase;
 
 /// The namespace of ssh signatures: a signature made for anything else is not accepted.
 pub const NAMESPACE: &str = "penstock-checkpoint";
@@ -23,17 +24,18 @@ pub(super) struct SshKey {
 pub(super) struct SshPublic(KeyData);
 
 impl SshKey {
-    /// Reads a file of ssh-keygen.
-    pub(super) fn from_openssh(pem: &[u8]) -> Result<SshKey, String> {
+    /// Reads a file of ssh-keygen; the passphrases are tried if it has one.
+    pub(super) fn from_openssh(pem: &[u8], passphrases: &[Passphrase]) -> Result<SshKey, String> {
         let binary = decode(pem).ok_or_else(|| "it is no private key of ssh".to_owned())?;
-        let key = PrivateKey::from_bytes(&binary)
+        let mut key = PrivateKey::from_bytes(&binary)
             .map_err(|error| format!("it is no private key of ssh: {error}"))?;
         if key.is_encrypted() {
-            return Err(
-                "it has a passphrase: sign with a key without one (`ssh-keygen -p -N ''` on a \
-                 copy), or with ssh-keygen itself"
-                    .to_owned(),
-            );
+            let mut tried = passphrases.iter();
+            let opened = tried.find_map(|passphrase| key.decrypt(passphrase.expose()).ok());
+            key = opened.ok_or_else(|| match passphrases {
+                [] => "it has a passphrase: give that before the key".to_owned(),
+                _ => "no passphrase that stands before it opens it".to_owned(),
+            })?;
         }
         let Some(pair) = key.key_data().ed25519() else {
             return Err(format!(

@@ -15,13 +15,13 @@ use std::time::Instant;
 use penstock_io::file_system::Files;
 use serde_json::value::RawValue;
 
-use crate::care::sidecar;
 use crate::care::survey::{Described, Survey, loss, survey_with};
 use crate::error::{Error, Result};
 use crate::format::index::INDEX;
 use crate::format::manifest::{Manifest, Partial, SidecarEntry};
 use crate::format::name::{parse_step, step_directory};
 use crate::format::part::Missing;
+use crate::load::sidecar;
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::save::{self, Attempt, Job, check_manifest_size, commit_as};

@@ -8,7 +8,6 @@ use std::time::Instant;
 use penstock_io::file_system::Files;
 
 use crate::care::hashed::Hashed;
-use crate::care::sidecar;
 use crate::error::{Error, Result};
 use crate::format::description::{Sizes, read_manifest, read_part, read_part_hashed};
 use crate::format::header::{self, Header, HeaderTensor};
@@ -17,6 +16,7 @@ use crate::format::shard;
 use crate::lease::Lease;
 use crate::load::checkpoint::fetch::{open_shard, open_unseen, touched_tensor};
 use crate::load::checkpoint::global_tensors_of;
+use crate::load::sidecar;
 use crate::load::signed::Signed;
 use crate::options::Options;
 use crate::pipeline::read::{Hashing, OnDamage, Source, read};

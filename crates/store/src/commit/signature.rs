@@ -62,7 +62,8 @@ pub(crate) fn files_of(id: &str, form: SignatureForm) -> Vec<String> {
     }
 }
 
-fn write(
+/// Puts a file of a signature in place, instead of the one of an earlier signature.
+pub(crate) fn write(
     path: &Path,
     file_system: &dyn FileSystem,
     id: &str,

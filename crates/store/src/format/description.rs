@@ -128,7 +128,20 @@ pub(crate) fn read_part(
     manifest: &Manifest,
     entry: &PartEntry,
 ) -> Result<Part> {
-    let read = read_part_with(path, files, manifest, entry, |_| ());
+    let is_sealed = manifest.sealing.is_some();
+    let read = read_part_with(path, files, &manifest.id, is_sealed, entry, |_| ());
+    read.map(|(part, ())| part)
+}
+
+/// Reads a part as [`read_part`] does, of an attempt that has no manifest yet.
+pub(crate) fn read_part_of(
+    path: &Path,
+    files: &dyn Files,
+    id: &str,
+    is_sealed: bool,
+    entry: &PartEntry,
+) -> Result<Part> {
+    let read = read_part_with(path, files, id, is_sealed, entry, |_| ());
     read.map(|(part, ())| part)
 }
 
@@ -139,13 +152,15 @@ pub(crate) fn read_part_hashed(
     manifest: &Manifest,
     entry: &PartEntry,
 ) -> Result<(Part, Blake3)> {
-    read_part_with(path, files, manifest, entry, Blake3::of)
+    let is_sealed = manifest.sealing.is_some();
+    read_part_with(path, files, &manifest.id, is_sealed, entry, Blake3::of)
 }
 
 fn read_part_with<T>(
     path: &Path,
     files: &dyn Files,
-    manifest: &Manifest,
+    id: &str,
+    is_sealed: bool,
     entry: &PartEntry,
     look: impl Fn(&[u8]) -> T,
 ) -> Result<(Part, T)> {
@@ -172,8 +187,8 @@ fn read_part_with<T>(
                 "its SHA-256 is not the manifest's",
             ));
         }
-        let part = Part::parse(text, path, &entry.file, &manifest.id, entry.rank)?;
-        if part.sealed.is_some() != manifest.sealing.is_some() {
+        let part = Part::parse(text, path, &entry.file, id, entry.rank)?;
+        if part.sealed.is_some() != is_sealed {
             let detail = "a checkpoint is sealed with all its parts, or not at all";
             return Err(Error::malformed(path, &entry.file, detail));
         }

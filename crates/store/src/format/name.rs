@@ -72,7 +72,7 @@ pub(crate) fn ssh_signature_file(attempt: &str) -> String {
 }
 
 /// All files that the signatures of an attempt can have.
-pub(crate) fn signature_files(attempt: &str) -> [String; 3] {
+pub fn signature_files(attempt: &str) -> [String; 3] {
     [
         bundle_file(attempt),
         statement_file(attempt),

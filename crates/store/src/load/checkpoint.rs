@@ -16,6 +16,7 @@ use crate::format::manifest::Manifest;
 use crate::format::name::MANIFEST;
 use crate::format::part::{FileOpener, Missing, MissingKind, Part, Rank, TensorEntry};
 use crate::lease::Lease;
+use crate::load::sidecar;
 use crate::load::signed::{Signed, SignedShards};
 use crate::plan::reshard::GlobalTensors;
 use crate::seal::{DataKey, Unsealing};
@@ -172,7 +173,9 @@ impl Checkpoint {
         let global_tensors = global_tensors_of(path, &part)?;
         let sizes = Sizes::of(path, files, part.files.len());
         part.files.iter().try_for_each(|entry| sizes.check(entry))?;
-        let signed = signed.map(|signed| SignedShards::of(path, signed, &part.files));
+        let sidecars = &manifest.sidecars;
+        let signed = signed.map(|signed| SignedShards::of(path, signed, &part.files, sidecars));
+        let signed = signed.transpose()?;
         Ok(Checkpoint {
             path: path.to_owned(),
             manifest,
@@ -181,7 +184,7 @@ impl Checkpoint {
             global_tensors,
             manifest_bytes,
             secrecy,
-            signed: signed.transpose()?,
+            signed,
             file_system: Arc::clone(file_system),
             lease: Mutex::default(),
         })
@@ -301,6 +304,22 @@ impl Checkpoint {
             .chain(shards)
             .chain(sidecars)
             .collect()
+    }
+
+    /// The content of a small file that was saved with the checkpoint; `None` without one.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it is damaged, [`Error::Signature`] if it is not the signed one.
+    pub fn sidecar(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let mut sidecars = self.manifest.sidecars.iter();
+        let Some(entry) = sidecars.find(|entry| entry.name == name) else {
+            return Ok(None);
+        };
+        let text = sidecar::read(&self.path, self.file_system.files(), entry)?;
+        if let Some(signed) = &self.signed {
+            signed.check_sidecar(&self.path, &entry.file, &text)?;
+        }
+        Ok(Some(text))
     }
 
     /// Size and number of all files, the copies of small files included.

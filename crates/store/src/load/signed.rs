@@ -3,6 +3,7 @@
 //! A signature is a bundle, or a statement with an ssh signature; one that is accepted suffices. So
 //! whoever writes to the storage can add a wrong one, and cannot hide a right one.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -11,7 +12,7 @@ use penstock_io::file_system::Files;
 
 use crate::error::{Error, Result};
 use crate::format::description::MANIFEST_BYTES_MAX;
-use crate::format::manifest::Manifest;
+use crate::format::manifest::{Manifest, SidecarEntry};
 use crate::format::name::{self, MANIFEST};
 use crate::format::part::FileEntry;
 use crate::format::plain;
@@ -122,6 +123,8 @@ pub(crate) struct SignedShards {
     pub(crate) files: Vec<Blake3>,
     /// Hashes of the chunks of each shard, once they are known.
     pub(crate) chunks: Vec<OnceLock<Hashes>>,
+    /// Hashes of the small files, by the names of their originals.
+    sidecars: HashMap<String, Blake3>,
 }
 
 impl SignedShards {
@@ -129,7 +132,12 @@ impl SignedShards {
     ///
     /// # Errors
     /// [`Error::Signature`] if it does not cover one, or a part's hashes are not those of it.
-    pub(crate) fn of(path: &Path, signed: Signed, shards: &[FileEntry]) -> Result<SignedShards> {
+    pub(crate) fn of(
+        path: &Path,
+        signed: Signed,
+        shards: &[FileEntry],
+        sidecars: &[SidecarEntry],
+    ) -> Result<SignedShards> {
         let mut files = Vec::with_capacity(shards.len());
         let mut chunks = Vec::with_capacity(shards.len());
         for shard in shards {
@@ -144,11 +152,29 @@ impl SignedShards {
             files.push(hash);
             chunks.push(known);
         }
+        let named = |entry: &SidecarEntry| {
+            let hash = signed.contents.files.get(&entry.file).copied()?;
+            Some((entry.file.clone(), hash))
+        };
         Ok(SignedShards {
+            sidecars: sidecars.iter().filter_map(named).collect(),
             signer: signed.signer,
             files,
             chunks,
         })
+    }
+
+    /// Checks the content of a small file.
+    ///
+    /// # Errors
+    /// [`Error::Signature`] if it is not the signed one.
+    pub(crate) fn check_sidecar(&self, path: &Path, file: &str, text: &[u8]) -> Result<()> {
+        if self.sidecars.get(file) == Some(&Blake3::of(text)) {
+            return Ok(());
+        }
+        let signer = &self.signer;
+        let detail = format!("it is not the file that {signer} signed");
+        Err(Error::signature(path, file, detail))
     }
 }
 

@@ -49,16 +49,16 @@ def check_pieces(pieces: Pieces, *, is_whole: bool) -> None:
         ) from None
 
 
-def find_mistiled(parts: Iterable[bytes]) -> Mistiled | None:
+def find_mistiled(parts: Iterable[str]) -> Mistiled | None:
     """Returns the first tensor that the parts do not cover once; None if there is none.
 
     Args:
-        parts: The parts of all ranks, as JSON.
+        parts: The tensors in the part of each rank, as JSON.
     """
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     blocks: dict[str, list[Block]] = {}
     for text in parts:
-        for entry in json.loads(text)["tensors"]:
+        for entry in json.loads(text):
             box = entry.get("box")
             if box is None:
                 continue

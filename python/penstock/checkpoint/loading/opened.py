@@ -233,6 +233,15 @@ class OpenCheckpoint:
         pieces = [TensorTarget(one.address, one.nbytes, one.owner) for one in memories]
         self.native.open_chunks(file, start, pieces, wanted)
 
+    def small_file(self, name: str) -> bytes | None:
+        """The content of a small file that was saved with the checkpoint; None without one.
+
+        Raises:
+            CorruptCheckpointError: It is damaged.
+            SignatureError: It is not the signed one.
+        """
+        return self.native.sidecar(name)
+
     @property
     def is_sealed(self) -> bool:
         """Whether the checkpoint is sealed."""

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from penstock import _native
 from penstock.checkpoint.loading.dcp_files import drop_mark
@@ -69,6 +69,10 @@ _GONE = (CheckpointNotFoundError, IncompleteCheckpointError)
 """Errors of a step that was deleted after it was listed."""
 
 
+_Signatures: TypeAlias = "tuple[tuple[str, int, int, int], ...]"
+"""Name, inode, size and time of each file of a step's signatures."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Refusal:
     """The reason why a step was not copied.
@@ -108,6 +112,8 @@ class Follower:
         self._news = 0
         """Number of notifications for the thread."""
         self._mirrored: dict[int, str] = {}
+        self._signatures: dict[int, _Signatures] = {}
+        """The signatures of each step when it was mirrored."""
         self._refused: dict[int, _Refusal] = {}
         self._again: set[int] = set()
         """Refused steps that are tried once more."""
@@ -227,11 +233,30 @@ class Follower:
             if not self.mirror.is_due(step):
                 continue
             checkpoint_id = self._store.identity(step)
-            if checkpoint_id is None or self._mirrored.get(step) == checkpoint_id:
+            if checkpoint_id is None or self._is_mirrored(step, checkpoint_id):
                 continue
             if not self._is_refused(step, checkpoint_id):
                 found.append(step)
         return found
+
+    def _is_mirrored(self, step: int, checkpoint_id: str) -> bool:
+        """Whether a step is at the mirror, with the signatures that it has now."""
+        if self._mirrored.get(step) != checkpoint_id:
+            return False
+        now = self._signatures_of(step, checkpoint_id)
+        return now == self._signatures.get(step, ())
+
+    def _signatures_of(self, step: int, checkpoint_id: str) -> _Signatures:
+        """The files of a step's signatures, by which a later change of them shows."""
+        if self.mirror.sealing is not None:
+            # A sealed copy is another checkpoint, to which they do not belong.
+            return ()
+        found = []
+        for name in _native.signature_files(checkpoint_id):
+            with contextlib.suppress(OSError):
+                status = os.stat(os.path.join(self._store.step_path(step), name))
+                found.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(found)
 
     def _is_refused(self, step: int, checkpoint_id: str | None) -> bool:
         refusal = self._refused.get(step)
@@ -280,6 +305,9 @@ class Follower:
                 return False
             self._job = (step, job)
         sealing = self.mirror.sealing
+        # Before they are sent: one that is made meanwhile is sent in the next pass.
+        before = self._store.identity(step)
+        signatures = () if before is None else self._signatures_of(step, before)
         began = time.perf_counter()
         try:
             with explaining_conflict(self.remote.step_path(step)):
@@ -307,6 +335,7 @@ class Follower:
         with self._changed:
             self._failures = 0
             self._mark_complete(step, report.checkpoint_id)
+            self._signatures[step] = signatures
         return True
 
     def _mark_complete(self, step: int, checkpoint_id: str) -> None:
@@ -355,6 +384,9 @@ class Follower:
             if identity_there(self.remote, step, self.mirror) != checkpoint_id:
                 continue
             if self.remote.state(step) != "complete":
+                continue
+            if self._signatures_of(step, checkpoint_id) != self._signatures.get(step, ()):
+                # They would be lost with the step; the next pass sends them.
                 continue
             with self._changed:
                 self._mark_complete(step, checkpoint_id)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.saving.destination import Part
     from penstock.reports import Fallback
     from penstock.sealing import Sealing
+    from penstock.signing import SigningKeys
     from penstock.tensors.native_rows import TensorSource
 
 _T = TypeVar("_T")
@@ -112,6 +113,8 @@ class RankAttempt:
         native: _native.Attempt,
         destination: Destination,
         key: _native.AttemptKey | None = None,
+        *,
+        is_hashed: bool = False,
     ) -> None:
         self.path = destination.path
         self.written: dict[str, Any] = {}
@@ -119,6 +122,7 @@ class RankAttempt:
         self._renamed: list[Fallback] = []
         self._native = native
         self._key = key
+        self._is_hashed = is_hashed
         if key is not None:
             native.seal(key)
         self._job: _native.Job | None = None
@@ -132,6 +136,7 @@ class RankAttempt:
         groups: Groups = NO_GROUPS,
         files: Sequence[tuple[str, bytes]] = (),
         sealing: Sealing | None = None,
+        signing: SigningKeys | None = None,
     ) -> RankAttempt:
         """Begins an attempt as its coordinator.
 
@@ -141,6 +146,7 @@ class RankAttempt:
             groups: The groups of tensors stored in separate shards; see `Groups.check`.
             files: Small files stored with the checkpoint; see `read_files`.
             sealing: For whom the checkpoint is sealed; None for a clear one.
+            signing: The keys that sign it; None for none.
 
         Raises:
             CannotSealError: With ``sealing``, something would stay clear.
@@ -152,10 +158,15 @@ class RankAttempt:
                 for the group ``""``.
         """
         destination = Destination(
-            path=path, overwrite=overwrite, groups=groups, files=files, sealing=sealing
+            path=path,
+            overwrite=overwrite,
+            groups=groups,
+            files=files,
+            sealing=sealing,
+            signing=signing,
         )
         key = destination.draw_key()
-        return cls(destination.begin(), destination, key)
+        return cls(destination.begin(), destination, key, is_hashed=signing is not None)
 
     @classmethod
     def join(
@@ -166,6 +177,9 @@ class RankAttempt:
         groups: Groups = NO_GROUPS,
         offer: KeyOffer | None = None,
         handed: HandedKey | None = None,
+        *,
+        signs: bool = False,
+        is_signed: bool = False,
     ) -> RankAttempt:
         """Joins the attempt of a coordinator.
 
@@ -176,19 +190,21 @@ class RankAttempt:
             groups: The coordinator's groups.
             offer: The offer of this rank; None for a clear save.
             handed: The key that the coordinator has handed out for it; None for a clear save.
+            signs: Whether this rank is to sign the save, too.
+            is_signed: Whether the coordinator signs, so that this rank hashes what it writes.
 
         Raises:
             RankError: The attempt does not exist here: the ranks do not share the directory; or
-                this rank seals and the coordinator does not, or the reverse.
+                this rank seals or signs and the coordinator does not, or the reverse.
         """
-        if (offer is None) != (handed is None):
+        if (offer is None) != (handed is None) or signs != is_signed:
             raise _not_alike(path, number)
         key = None if offer is None or handed is None else offer.open(handed)
         try:
             native = _native.Attempt.join(path, attempt_id)
         except CheckpointNotFoundError:
             raise _not_shared(path, number) from None
-        return cls(native, Destination(path=path, groups=groups), key)
+        return cls(native, Destination(path=path, groups=groups), key, is_hashed=is_signed)
 
     @property
     def id(self) -> str:
@@ -291,7 +307,7 @@ class RankAttempt:
         for number, vote in votes.items():
             if not has_bytes(os.path.join(self.path, vote.file), vote.part_bytes):
                 raise _not_shared(self.path, number)
-            if bool(vote.part_sha256) != (self._key is not None):
+            if bool(vote.part_sha256) != (self._key is not None or self._is_hashed):
                 raise _not_alike(self.path, number)
         destination = dataclasses.replace(
             self._destination, step=step, metadata=metadata, overwrite=overwrite
@@ -328,6 +344,7 @@ class RankAttempt:
             lazy=True,
             nice=None,
             sealed=self._key is not None,
+            hashed=self._is_hashed,
         )
 
 
@@ -353,8 +370,8 @@ def _part(number: int, vote: PartVote) -> Part:
 
 def _not_alike(path: str, number: int) -> RankError:
     return RankError(
-        f"{path}: ranks 0 and {number} differ in sealing=: pass it on all or none; nothing was "
-        "committed",
+        f"{path}: ranks 0 and {number} differ in sealing= or sign=: pass it on all or none; "
+        "nothing was committed",
         rank=number,
     )
 

@@ -16,7 +16,6 @@ from penstock.checkpoint.saving.lazy import LazySources, lazy_sources
 from penstock.checkpoint.saving.versions import Versions
 from penstock.common.found import first_without_bytes
 from penstock.errors import (
-    CannotSealError,
     CheckpointNotFoundError,
     PenstockError,
     RankError,
@@ -114,12 +113,6 @@ class Save:
         destination, one = self.destination, self._round
         if destination.sealing is None:
             return None
-        if self._captured.has_pieces:
-            raise CannotSealError(
-                f"{destination.path}: pieces of tensors without a mesh are compared in the clear "
-                "parts of all ranks; save them as DTensors, or save without sealing=",
-                path=destination.path,
-            )
         return destination.draw_key() if one is None or one.is_coordinator else None
 
     def hold(self) -> None:
@@ -185,7 +178,7 @@ class Save:
                 if self._key is not None:
                     one.hand_out_key(self._key)
             written = self._write(attempt, one)
-            parts, total_bytes = self._collect_parts(one, written, attempt.id)
+            parts, total_bytes = self._collect_parts(one, written, attempt)
             # From here on a failure may follow a commit.
             is_open = False
             report = self._commit(attempt, written, parts, total_bytes)
@@ -268,14 +261,14 @@ class Save:
     # Messages of many ranks.
 
     def _collect_parts(
-        self, one: Round | None, written: dict[str, Any], attempt_id: str
+        self, one: Round | None, written: dict[str, Any], attempt: _native.Attempt
     ) -> tuple[Sequence[Part], int]:
         """Returns the parts of all ranks, checked, and the bytes that the ranks have written."""
         if one is None:
             return [(0, *written["vote"])], written["bytes"]
         votes = one.count_votes(self._vote(written), self._captured.copies)
         total_bytes = sum(vote.written_bytes for vote in votes)
-        return self._check_votes(one, votes, attempt_id), total_bytes
+        return self._check_votes(one, votes, attempt), total_bytes
 
     def _vote(self, written: dict[str, Any]) -> Vote:
         _, part_bytes, part_digest, *sealed = written["vote"]
@@ -289,7 +282,9 @@ class Save:
             sealed[0] if sealed else "",
         )
 
-    def _check_votes(self, one: Round, votes: list[Vote], attempt_id: str) -> Sequence[Part]:
+    def _check_votes(
+        self, one: Round, votes: list[Vote], attempt: _native.Attempt
+    ) -> Sequence[Part]:
         """Checks the parts of all votes and returns them."""
         if not is_balanced(vote.balance for vote in votes):
             self._check_copies(one)
@@ -300,7 +295,7 @@ class Save:
                 rank=0,
             )
         parts = [
-            (rank, _native.part_file(rank, attempt_id), vote.part_bytes, vote.part_digest)
+            (rank, _native.part_file(rank, attempt.id), vote.part_bytes, vote.part_digest)
             for rank, vote in enumerate(votes)
         ]
         directory = self.destination.path
@@ -320,7 +315,7 @@ class Save:
                 rank=rank_without,
             )
         if any(vote.has_pieces for vote in votes):
-            self._check_pieces(parts)
+            self._check_pieces(attempt, hashed)
         return hashed
 
     def _check_copies(self, one: Round) -> None:
@@ -337,17 +332,14 @@ class Save:
             rank=found.rank,
         )
 
-    def _check_pieces(self, parts: list[tuple[int, str, int, int]]) -> None:
+    def _check_pieces(self, attempt: _native.Attempt, parts: Sequence[Part]) -> None:
         """Refuses tensors that the pieces of all ranks do not cover once.
 
         Only the parts say where each piece lies: no sum of all ranks tells a gap beside an overlap,
         or a tensor that two ranks give whole, from one that is right.
         """
         path = self.destination.path
-        texts = (
-            _native.read_start(os.path.join(path, part), nbytes) for _, part, nbytes, _ in parts
-        )
-        found = find_mistiled(texts)
+        found = find_mistiled(attempt.voted_tensors(part) for part in parts)
         if found is not None:
             raise RankError(
                 f"{path}: {found.name} is not whole on all ranks together: {found.why}: every "

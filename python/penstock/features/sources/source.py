@@ -17,7 +17,6 @@ from penstock.common.found import check_fetched
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
-    NotSealedError,
     StateMismatchError,
     StorageError,
     UnsupportedStateError,
@@ -203,10 +202,10 @@ def find(
                 raise CheckpointNotFoundError(told, path=request.path)
             if _is_ours(request.path):
                 return _in_checkpoint(request, unsealing, check=check, stacklevel=stacklevel + 1)
-            _refuse_clear(request.path, unsealing)
+            unsealing.refuse_other(request.path, request.path)
             tables = other_formats.of_directory(request.path, key)
             return _of_one(request, tables)
-        _refuse_clear(request.path, unsealing)
+        unsealing.refuse_other(request.path, request.path)
         return _in_file(request)
     except OSError as error:
         if isinstance(error, StorageError | CheckpointNotFoundError):
@@ -216,16 +215,6 @@ def find(
             path=os.fspath(error.filename or request.path),
             errno=error.errno,
         ) from error
-
-
-def _refuse_clear(path: str, unsealing: Unsealing) -> None:
-    """Refuses a table of another format, if the caller asks for a sealed one."""
-    if unsealing.is_demanded:
-        raise NotSealedError(
-            f"{path} is not a checkpoint of Penstock, so not sealed, and identities= are given:"
-            " find out who put it there, or leave out identities=",
-            path=path,
-        )
 
 
 def _is_ours(path: str) -> bool:
@@ -253,6 +242,9 @@ def _in_checkpoint(
             tables = {**tables, **checkpoint.parts()}
         key = _chosen(request, tables)
         source = _source(request, key, tables[key], checkpoint)
+        if unsealing.signers is not None:
+            for one in source.segments:
+                checkpoint.check_digests(one.path, one.offset, one.rows * source.row_bytes)
         blocks = sum(-(-one.rows * source.row_bytes // BLOCK_BYTES) for one in source.segments)
         if checkpoint.is_sealed and not source.segments:
             return source

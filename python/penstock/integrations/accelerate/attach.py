@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.options import Options
     from penstock.plugin import Files
     from penstock.sealing import Identities, Key, Sealing
+    from penstock.signing import SignatureKey, Signers, SigningKeys
 
 _Accelerator = TypeVar("_Accelerator")
 
@@ -55,6 +56,8 @@ def attach(
     options: Options | None = None,
     sealing: Sealing | None = None,
     identities: Identities | Key | Iterable[Key] | None = None,
+    sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
+    signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> _Accelerator:
     """Makes ``save_state`` and ``load_state`` of an accelerator use Penstock.
 
@@ -80,6 +83,10 @@ def attach(
             write clear files beside them, so a save with hooks is refused.
         identities: Keys that open sealed checkpoints; see `penstock.load`. With either, clear
             checkpoints are refused, also those of Accelerate's own.
+        sign: Private keys that sign checkpoints while they are saved; see `penstock.save`. A save
+            with hooks is refused.
+        signed_by: Public keys of which one must have signed a checkpoint; see `penstock.load`.
+            Those of Accelerate's own are refused then.
 
     Returns:
         The accelerator itself.
@@ -98,7 +105,7 @@ def attach(
         raise ValueError("lazy=True: only what is saved in the background can be copied later")
     _check(accelerator)
     Groups.check(groups)
-    keys = SealingKeys.of(sealing, identities)
+    keys = SealingKeys.of(sealing, identities, sign=sign, signed_by=signed_by)
     if groups or files:
         keys.refuse_sealing("attach", "groups= and files= stay clear, for readers of models")
     further = {"groups": groups, "files": files}
@@ -168,7 +175,7 @@ class _Saves:
         self._pickled, self._trust, self._options = pickled, trust, options
         self._further = further
         self._keys = keys
-        self._saver = Saver(options=options, sealing=keys.sealing)
+        self._saver = Saver(options=options, **keys.closing)
         self._warned: set[int] = set()
 
     def _of(self, accelerator: Any) -> _Saves:
@@ -201,6 +208,8 @@ class _Saves:
         if self._accelerator._save_model_state_pre_hook:
             what = "hooks of save_state write clear files beside the checkpoint"
             self._keys.refuse_sealing(path, what)
+            what = "hooks of save_state write files that are not signed"
+            self._keys.refuse_signing(path, what)
         if not self._is_trial:
             fitting.try_out(self._accelerator, os.path.dirname(path), self._of)
         self._warn()
@@ -280,8 +289,7 @@ class _Saves:
         for hook in self._accelerator._load_model_state_pre_hook.values():
             hook(models, path)
         training = self._training(models)
-        keys = self._keys.identities
-        penstock.load(path, into=training, options=self._options, identities=keys)
+        penstock.load(path, into=training, options=self._options, **self._keys.opening)
         self._accelerator.step = training.accelerator["step"]
         self._accelerator.project_configuration.iteration = training.accelerator["iteration"] + 1
 

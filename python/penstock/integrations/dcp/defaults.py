@@ -55,7 +55,7 @@ class DefaultWriter(StorageWriter):
         options: Options | None = None,
         keys: SealingKeys = directory.NO_KEYS,
     ) -> None:
-        super().__init__(path, overwrite=overwrite, options=options, sealing=keys.sealing)
+        super().__init__(path, overwrite=overwrite, options=options, **keys.closing)
         self._replaced: str | None = None
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -95,11 +95,16 @@ def reader_of(
     """
     keys = _keys if keys is None else keys
     path = decode_path(checkpoint_id)
-    # A sealed checkpoint is taken whatever lies beside it: anybody could put a `.metadata` there.
-    if (not keys.is_demanded or not is_checkpoint(path)) and directory.holds_dcp(path, keys):
+    # A sealed or signed one is taken whatever lies beside it: anybody could put files there.
+    if (not keys.refuses_others or not is_checkpoint(path)) and directory.holds_dcp(path, keys):
         keys.refuse_clear(path, "a checkpoint of DCP's own")
         return _CheckedReader(checkpoint_id)
-    return StorageReader(checkpoint_id, options=options, identities=keys.identities)
+    return StorageReader(checkpoint_id, options=options, **keys.opening)
+
+
+def keys() -> SealingKeys:
+    """The keys of `enable`."""
+    return _keys
 
 
 def use_keys(keys: SealingKeys) -> None:
@@ -158,6 +163,7 @@ class FileSystemWriter(filesystem.FileSystemWriter, metaclass=_StandIn):
         if cls is not FileSystemWriter or changes_bytes or not is_local(given["path"]):
             what = "DCP's own writer, which these arguments ask for, writes clear files"
             _keys.refuse_sealing(str(given["path"]), what)
+            _keys.refuse_signing(str(given["path"]), "DCP's own writer signs nothing")
             return super().__new__(cls)
         overwrite = given.get("overwrite", True)
         writer = DefaultWriter(given["path"], overwrite=overwrite, keys=_keys)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.integrations.dcp.staging import Stagers
     from penstock.options import Options
     from penstock.sealing import Identities, Key, Sealing
+    from penstock.signing import SignatureKey, Signers, SigningKeys
 
 _VERSIONS = ("2.4", "2.15")
 """The first PyTorch that Penstock supports, and the newest tested with this module."""
@@ -104,6 +105,8 @@ def enable(
     options: Options | None = None,
     sealing: Sealing | None = None,
     identities: Identities | Key | Iterable[Key] | None = None,
+    sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
+    signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> Enabled:
     """Makes `dcp.save`, `dcp.async_save` and `dcp.load` use Penstock for a ``checkpoint_id``.
 
@@ -124,6 +127,9 @@ def enable(
             files, to a URL or in a process of their own, are then refused.
         identities: Keys that open sealed checkpoints; see `penstock.load`. With either, loads
             refuse clear checkpoints, also those of DCP's own.
+        sign: Private keys that sign checkpoints while they are saved; see `penstock.save`.
+        signed_by: Public keys of which one must have signed a checkpoint; see `penstock.load`.
+            Those of DCP's own are refused then.
 
     Returns:
         A context manager that takes it back, as `disable` does.
@@ -146,7 +152,7 @@ def enable(
     global _enabled
     check_version("torch", *_VERSIONS)
     to_native(options)
-    keys = SealingKeys.of(sealing, identities)
+    keys = SealingKeys.of(sealing, identities, sign=sign, signed_by=signed_by)
     disable()
     _probe()
     settings: dict[str, Any] = {"options": options, "keys": keys}
@@ -297,6 +303,7 @@ def _setting_up(
                 if reader:
                     keys.refuse_clear(str(checkpoint_id), "read by DCP's own reader of URLs")
                 keys.refuse_sealing(str(checkpoint_id), "DCP's own writer of URLs seals nothing")
+                keys.refuse_signing(str(checkpoint_id), "DCP's own writer of URLs signs nothing")
             return theirs(storage, checkpoint_id, reader)
         if not reader:
             self_check("torch", _try_out)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from penstock.options import Options
     from penstock.sealing import Identities, Key
+    from penstock.signing import SignatureKey, Signers
 
 
 class StorageReader(storage.StorageReader):
@@ -46,6 +47,7 @@ class StorageReader(storage.StorageReader):
             ``DefaultLoadPlanner(allow_partial_load=True)`` leaves them unchanged in the state.
         identities: Keys that open a sealed checkpoint; see `penstock.load`. A clear one is then
             refused.
+        signed_by: Public keys of which one must have signed the checkpoint; see `penstock.load`.
 
     Attributes:
         path: The checkpoint's directory.
@@ -62,6 +64,7 @@ class StorageReader(storage.StorageReader):
         TamperedError: Somebody without the key has changed a sealed checkpoint.
         SealedError: The checkpoint is sealed, and there are no identities.
         NotSealedError: ``identities`` are given and the checkpoint is clear.
+        SignatureError: None of ``signed_by`` has signed the checkpoint.
         StateMismatchError: An item that the planner wants is not there.
         RankError: The checkpoint was replaced between one rank's first access and another's.
         StorageError: The operating system failed an operation.
@@ -77,9 +80,10 @@ class StorageReader(storage.StorageReader):
         options: Options | None = None,
         allow_partial: bool = False,
         identities: Identities | Key | Iterable[Key] | None = None,
+        signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
     ) -> None:
         super().__init__()
-        self._keys = SealingKeys.of(None, identities)
+        self._keys = SealingKeys.of(None, identities, signed_by=signed_by)
         self.path = decode_path(path)
         self._options = to_native(options)
         self._allow_partial = bool(allow_partial)

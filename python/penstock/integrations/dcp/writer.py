@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from penstock.options import Options
     from penstock.plugin import Files, HandedKey, Node, PartVote, TensorSource
     from penstock.sealing import Sealing
+    from penstock.signing import SignatureKey, SigningKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,14 @@ class _Ticket:
         number: The rank's number among those that save, and that of its part.
         world_size: The number of ranks that save.
         handed: The key of a sealed save, for a rank that has offered one.
+        is_signed: Whether the coordinator signs.
     """
 
     attempt_id: str
     number: int
     world_size: int
     handed: HandedKey | None = None
+    is_signed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ class StorageWriter(storage.StorageWriter):
         files: As for `penstock.save`: small files to store with the checkpoint. They are read here.
         sealing: For whom the checkpoint is sealed; see `penstock.save`. Names, values and planner
             data are sealed as well. A writer that seals is not sent to another process.
+        sign: Private keys that sign the checkpoint while it is saved; see `penstock.save`. All
+            ranks pass it; the coordinator signs. Such a writer is not sent to another process.
         no_dist: Save alone although a launcher has started several ranks, when `torch.distributed`
             is not initialized. When it is, use ``no_dist=True`` of `dcp.save`.
 
@@ -155,10 +160,12 @@ class StorageWriter(storage.StorageWriter):
         groups: Mapping[str, str] | None = None,
         files: Files | None = None,
         sealing: Sealing | None = None,
+        sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
         no_dist: bool = False,
     ) -> None:
         super().__init__()
-        self._sealing = SealingKeys.of(sealing).sealing
+        keys = SealingKeys.of(sealing, sign=sign)
+        self._sealing, self._signing = keys.sealing, keys.signing
         self.path = decode_path(path)
         self.overwrite = bool(overwrite)
         self._options = to_native(options)
@@ -175,6 +182,12 @@ class StorageWriter(storage.StorageWriter):
                 f"{self.path}: a writer that seals holds keys, which are not sent to another "
                 "process: save with AsyncCheckpointerType.THREAD, or without sealing=",
                 path=self.path,
+            )
+        if self._signing is not None:
+            raise UnsupportedStateError(
+                f"{self.path}: a writer that signs holds private keys, which are not sent to "
+                "another process: save with AsyncCheckpointerType.THREAD, or without sign=",
+                key="sign",
             )
         return {**vars(self), "_attempt": None}
 
@@ -240,6 +253,7 @@ class StorageWriter(storage.StorageWriter):
             groups=self._groups,
             files=self._files,
             sealing=self._sealing,
+            signing=self._signing,
         )
         try:
             tickets = [self._ticket(attempt, number, plans) for number in range(len(plans))]
@@ -259,7 +273,7 @@ class StorageWriter(storage.StorageWriter):
         if number > 0:
             recipient = offer.recipient if isinstance(offer, _Offer) else None
             handed = attempt.handed(recipient, number)
-        return _Ticket(attempt.id, number, len(plans), handed)
+        return _Ticket(attempt.id, number, len(plans), handed, self._signing is not None)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes this rank's items; returns once they are durable."""
@@ -284,6 +298,8 @@ class StorageWriter(storage.StorageWriter):
                 groups=self._groups,
                 offer=self._offer,
                 handed=ticket.handed,
+                signs=self._signing is not None,
+                is_signed=ticket.is_signed,
             )
             return joined.write(ticket.number, tensors, self._options)
         # Not the ticket's attempt: a planner that caches its plans keeps old tickets in them.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.options import Options
     from penstock.sealing import Identities, Key, Sealing
+    from penstock.signing import SignatureKey, Signers, SigningKeys
 
 __all__ = ["PenstockCheckpointEngine", "attach", "enable", "to_torch"]
 
@@ -33,6 +34,8 @@ def enable(
     options: Options | None = None,
     sealing: Sealing | None = None,
     identities: Identities | Key | Iterable[Key] | None = None,
+    sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
+    signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> None:
     """Makes every engine that ``deepspeed.initialize`` builds save and load through Penstock.
 
@@ -50,15 +53,18 @@ def enable(
             files stay clear. Files that DeepSpeed writes outside of a tag are refused.
         identities: Keys that open sealed tags; see `penstock.load`. With either, clear tags are
             refused, also those of DeepSpeed's own.
+        sign: Private keys that sign tags while they are saved; see `penstock.save`. Files that
+            DeepSpeed writes outside of a tag are refused.
+        signed_by: Public keys of which one must have signed a tag; see `penstock.load`. Those of
+            DeepSpeed's own are refused then.
 
     Raises:
         MissingDependencyError: DeepSpeed is older than 0.17, or has changed a method that is
             wrapped.
         ValueError: ``lazy`` without ``background``.
     """
-    settings = _checked(
-        background, lazy, rng, pickled, trust, options, SealingKeys.of(sealing, identities)
-    )
+    keys = SealingKeys.of(sealing, identities, sign=sign, signed_by=signed_by)
+    settings = _checked(background, lazy, rng, pickled, trust, options, keys)
     methods.build_with(lambda: PenstockCheckpointEngine(settings))
 
 
@@ -73,14 +79,15 @@ def attach(
     options: Options | None = None,
     sealing: Sealing | None = None,
     identities: Identities | Key | Iterable[Key] | None = None,
+    sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
+    signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> None:
     """Makes one engine, a result of ``deepspeed.initialize``, save and load through Penstock.
 
     See `enable` for the arguments and errors.
     """
-    settings = _checked(
-        background, lazy, rng, pickled, trust, options, SealingKeys.of(sealing, identities)
-    )
+    keys = SealingKeys.of(sealing, identities, sign=sign, signed_by=signed_by)
+    settings = _checked(background, lazy, rng, pickled, trust, options, keys)
     engine.checkpoint_engine = PenstockCheckpointEngine(settings)
 
 

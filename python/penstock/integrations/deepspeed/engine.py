@@ -54,7 +54,7 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         super().__init__()
         self.name = "PenstockCheckpointEngine"
         self._settings = settings
-        self._saver = Saver(options=settings.options, sealing=settings.keys.sealing)
+        self._saver = Saver(options=settings.options, **settings.keys.closing)
         self._theirs = TorchCheckpointEngine()
         self._save_dir, self._tag = "", ""
         self._is_open = False
@@ -84,6 +84,8 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if self._files is None:
             what = "a file that DeepSpeed writes outside of a tag stays clear"
             self._settings.keys.refuse_sealing(path, what)
+            what = "a file that DeepSpeed writes outside of a tag is not signed"
+            self._settings.keys.refuse_signing(path, what)
             self._theirs.save(state_dict, path)
         else:
             self._files.add(path, state_dict)
@@ -248,7 +250,7 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
                 path,
                 keys="rng.*",
                 options=self._settings.options,
-                identities=self._settings.keys.identities,
+                **self._settings.keys.opening,
             )
         except StateMismatchError as error:
             raise StateMismatchError(

@@ -149,7 +149,7 @@ def read_file(
     pattern = f"files.{name}*"
     try:
         state = penstock.load(
-            directory, keys=pattern, options=options, device=device, identities=keys.identities
+            directory, keys=pattern, options=options, device=device, **keys.opening
         )
     except StateMismatchError as error:
         if error.key != pattern:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.sealing import Identities, Key
+    from penstock.signing import SignatureKey, Signers
 
 
 def to_torch(
@@ -25,6 +26,7 @@ def to_torch(
     trust: bool = False,
     unseal: bool = False,
     identities: Identities | Key | Iterable[Key] | None = None,
+    signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> str:
     """Writes a tag as files of `torch.save`, for ``zero_to_fp32.py`` and ``ds_to_universal.py``.
 
@@ -37,6 +39,7 @@ def to_torch(
         trust: Whether pickled values are unpickled.
         unseal: Whether a sealed tag is written in the clear.
         identities: Keys that open a sealed tag; see `penstock.load`.
+        signed_by: Public keys of which one must have signed the tag; see `penstock.load`.
 
     Returns:
         The directory of the tag in ``save_dir``.
@@ -61,7 +64,7 @@ def to_torch(
             "save_checkpoint",
             path=source,
         )
-    keys = SealingKeys.of(None, identities)
+    keys = SealingKeys.of(None, identities, signed_by=signed_by)
     check_unsealing(source, unseal=unseal, identities=identities, unseal_by="unseal=True")
     os.makedirs(target)
     for name in names:

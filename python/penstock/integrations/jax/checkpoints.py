@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.integrations.jax.background import PendingMultiProcessSave
     from penstock.reports import SaveReport
     from penstock.sealing import Identities, Key, Sealing
+    from penstock.signing import SignatureKey, Signers, SigningKeys
 
 
 class Checkpoints(Closing):
@@ -48,6 +49,8 @@ class Checkpoints(Closing):
         sealing: For whom each step is sealed; see `penstock.save`.
         identities: Keys that open sealed steps; see `penstock.load`. With either, clear steps are
             refused.
+        sign: Private keys that sign each step while it is saved; see `penstock.save`.
+        signed_by: Public keys of which one must have signed a step; see `penstock.load`.
 
     Attributes:
         store: The underlying `CheckpointStore`, with `verify`, `protect`, `delete`, …
@@ -76,8 +79,10 @@ class Checkpoints(Closing):
         options: Options | None = None,
         sealing: Sealing | None = None,
         identities: Identities | Key | Iterable[Key] | None = None,
+        sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
+        signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
     ) -> None:
-        self._keys = SealingKeys.of(sealing, identities)
+        self._keys = SealingKeys.of(sealing, identities, sign=sign, signed_by=signed_by)
         # JAX's processes are not ranks of `torch.distributed`.
         self.store = CheckpointStore(
             root,
@@ -85,8 +90,8 @@ class Checkpoints(Closing):
             keep_every=keep_every,
             options=options,
             no_dist=jax.process_count() > 1,
-            sealing=sealing,
-            identities=self._keys.identities,
+            **self._keys.opening,
+            **self._keys.closing,
         )
         self._options = options
         self._background = Background()
@@ -151,7 +156,7 @@ class Checkpoints(Closing):
             options=self._options,
             copies=copies,
             after=self.store.retain,
-            sealing=self._keys.sealing,
+            keys=self._keys,
         )
 
     def load(
@@ -172,8 +177,8 @@ class Checkpoints(Closing):
                 raise CheckpointNotFoundError(
                     f"{self.store.root}: no complete checkpoint is there", path=self.store.root
                 )
-        path, opened = self.store.path(step), self._keys.identities
-        return load(path, like, keys=keys, options=self._options, identities=opened)
+        path = self.store.path(step)
+        return load(path, like, keys=keys, options=self._options, **self._keys.opening)
 
     def resume(self, like: Any) -> tuple[int, Any] | None:
         """Loads the newest good step; returns its number and pytree, or None if there are no steps.
@@ -216,7 +221,7 @@ class Checkpoints(Closing):
         path = self.store.path(step)
         loaded, own = None, None
         try:
-            loaded = load(path, like, options=self._options, identities=self._keys.identities)
+            loaded = load(path, like, options=self._options, **self._keys.opening)
         except Exception as error:
             own = error
         # Tampering must not choose the step of the run.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock import Options
     from penstock.integrations.jax.leaves import Leaf
     from penstock.sealing import Identities, Key
+    from penstock.signing import SignatureKey, Signers
 
 _BATCH_BYTES_MAX = 1 << 30
 """Bytes read before they go to the devices: an accelerator's arrays stay in host memory."""
@@ -29,6 +30,7 @@ def load(
     keys: str | Iterable[str] | None = None,
     options: Options | None = None,
     identities: Identities | Key | Iterable[Key] | None = None,
+    signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> Any:
     """Loads a pytree; every byte it returns was verified against its digest.
 
@@ -52,6 +54,7 @@ def load(
         options: Settings of the I/O; None for ``Options()``.
         identities: Keys that open a sealed checkpoint; see `penstock.load`. A clear one is then
             refused.
+        signed_by: Public keys of which one must have signed the checkpoint; see `penstock.load`.
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path.
@@ -60,6 +63,7 @@ def load(
         TamperedError: Somebody without the key has changed a sealed checkpoint.
         SealedError: The checkpoint is sealed, and there are no identities.
         NotSealedError: ``identities`` are given and the checkpoint is clear.
+        SignatureError: None of ``signed_by`` has signed the checkpoint.
         StateMismatchError: ``like`` does not fit, or a key matches nothing.
         StorageError: The operating system failed an operation.
 
@@ -74,10 +78,13 @@ def load(
         {'step': 7}
     """
     if like is None:
-        state = penstock.load(path, keys=keys, options=options, identities=identities)
+        state = penstock.load(
+            path, keys=keys, options=options, identities=identities, signed_by=signed_by
+        )
         return with_keys(state, decode_path(path))
     settings = to_native(options)
-    opened = OpenCheckpoint(decode_path(path), unsealing=Unsealing.of(identities))
+    unsealing = Unsealing.of(identities, signed_by=signed_by)
+    opened = OpenCheckpoint(decode_path(path), unsealing=unsealing)
     try:
         with opened.reading():
             opened.view_as(0)

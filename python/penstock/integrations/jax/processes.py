@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
     from penstock import Options
     from penstock.plugin import TensorSource
-    from penstock.sealing import Sealing
 
 _ANSWER_SECONDS = 600
 """Seconds that processes wait for each other during a load."""
@@ -267,7 +266,7 @@ class MultiProcessSave:
         options: Settings of the I/O; None for ``Options()``.
         copies: Whether leaves that are not JAX's are copied, as they may change before the write.
         after: Called on the first process once the checkpoint is durable.
-        sealing: For whom the checkpoint is sealed; None for a clear one.
+        keys: The keys that seal and sign.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it. Other processes get
@@ -285,9 +284,9 @@ class MultiProcessSave:
         options: Options | None = None,
         copies: bool = False,
         after: Callable[[], object] | None = None,
-        sealing: Sealing | None = None,
+        keys: SealingKeys,
     ) -> None:
-        self._sealing = SealingKeys.of(sealing).sealing
+        self._sealing, self._signing = keys.sealing, keys.signing
         self.path = absolute(decode_path(path))
         self._options = to_native(options)
         self._note = encode_metadata(metadata)
@@ -341,6 +340,8 @@ class MultiProcessSave:
             number,
             offer=offer,
             handed=None if handed is None else HandedKey(*handed),
+            signs=self._signing is not None,
+            is_signed=begun["is_signed"],
         )
         vote = attempt.write(number, self._part.sources, self._options)
         tree = _digest(self._part.tree)
@@ -351,10 +352,17 @@ class MultiProcessSave:
     def _coordinate(self) -> RankAttempt:
         """The save on the first process."""
         check_no_store(self.path)
-        attempt = RankAttempt.begin(self.path, overwrite=self._overwrite, sealing=self._sealing)
+        attempt = RankAttempt.begin(
+            self.path,
+            overwrite=self._overwrite,
+            sealing=self._sealing,
+            signing=self._signing,
+        )
         try:
             is_sealed = self._sealing is not None
-            self._mail.post("begun", {"id": attempt.id, "is_sealed": is_sealed})
+            is_signed = self._signing is not None
+            begun = {"id": attempt.id, "is_sealed": is_sealed, "is_signed": is_signed}
+            self._mail.post("begun", begun)
             for process in range(1, jax.process_count() if is_sealed else 1):
                 recipient = self._mail.wait("offer", process)["recipient"]
                 handed = attempt.handed(recipient, process)

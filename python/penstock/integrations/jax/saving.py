@@ -15,12 +15,13 @@ from penstock.plugin import Frozen, SealingKeys
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from penstock import PendingSave
     from penstock.integrations.jax.background import PendingMultiProcessSave
     from penstock.reports import SaveReport
     from penstock.sealing import Sealing
+    from penstock.signing import SignatureKey, SigningKeys
 
 _saver = Saver()
 _background = Background()
@@ -34,6 +35,7 @@ def save(
     step: int | None = None,
     metadata: Mapping[str, Any] | None = None,
     sealing: Sealing | None = None,
+    sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> SaveReport:
     """Saves a pytree durably: when this returns, it survives a crash or power cut.
 
@@ -49,6 +51,8 @@ def save(
         metadata: Plain JSON to store with it, readable with `penstock.inspect`.
         sealing: For whom the checkpoint is sealed; see `penstock.save`. All processes pass it, or
             none does.
+        sign: Private keys that sign the checkpoint while it is saved; see `penstock.save`. All
+            processes pass them, or none does.
 
     Returns:
         A report of the save; with several processes, of this one's part.
@@ -70,12 +74,13 @@ def save(
         {'w': array([0, 1, 2], dtype=int32)}
     """
     fitting.try_out()
+    keys = SealingKeys.of(sealing, sign=sign)
     if jax.process_count() > 1:
         wait()
         return MultiProcessSave(
-            path, pytree, overwrite=overwrite, step=step, metadata=metadata, sealing=sealing
+            path, pytree, overwrite=overwrite, step=step, metadata=metadata, keys=keys
         ).run()
-    _saver.sealing = SealingKeys.of(sealing).sealing
+    _saver.sealing, _saver.signing = keys.sealing, keys.signing
     state = to_state(pytree, copies=False)
     return _saver.save(path, state, overwrite=overwrite, step=step, metadata=metadata)
 
@@ -89,6 +94,7 @@ def save_async(
     step: int | None = None,
     metadata: Mapping[str, Any] | None = None,
     sealing: Sealing | None = None,
+    sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> PendingSave | PendingMultiProcessSave:
     """Saves a pytree in the background, without copying JAX arrays on the host.
 
@@ -109,6 +115,7 @@ def save_async(
         step: The training step, recorded beside the state.
         metadata: Plain JSON to store with it.
         sealing: For whom the checkpoint is sealed; see `penstock.save`.
+        sign: Private keys that sign the checkpoint; see `save`.
 
     Raises:
         CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
@@ -123,6 +130,7 @@ def save_async(
         12
     """
     fitting.try_out()
+    keys = SealingKeys.of(sealing, sign=sign)
     if jax.process_count() > 1:
         wait()
         return _background.begin(
@@ -133,10 +141,10 @@ def save_async(
                 step=step,
                 metadata=metadata,
                 copies=True,
-                sealing=sealing,
+                keys=keys,
             )
         )
-    _saver.sealing = SealingKeys.of(sealing).sealing
+    _saver.sealing, _saver.signing = keys.sealing, keys.signing
     if copy:
         state = to_state(pytree, copies=False)
         return _saver.save_async(path, state, overwrite=overwrite, step=step, metadata=metadata)

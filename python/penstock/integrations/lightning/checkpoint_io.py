@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.options import Options
     from penstock.plugin import Files, PacedRun
     from penstock.sealing import Identities, Key, Sealing
+    from penstock.signing import SignatureKey, Signers, SigningKeys
 
 _REQUEUED = "hpc_ckpt"
 """Prefix of checkpoints after which a job is queued again at once."""
@@ -64,6 +65,9 @@ class PenstockIO(CheckpointIO):
         sealing: For whom checkpoints are sealed; see `penstock.save`.
         identities: Keys that open sealed checkpoints; see `penstock.load`. With either, loads
             refuse clear checkpoints, also files of Lightning's own.
+        sign: Private keys that sign checkpoints while they are saved; see `penstock.save`.
+        signed_by: Public keys of which one must have signed a checkpoint; see `penstock.load`.
+            Files of Lightning's own are refused then.
 
     Raises:
         CannotSealError: ``groups`` or ``files`` are given with ``sealing``, and would stay clear.
@@ -94,8 +98,10 @@ class PenstockIO(CheckpointIO):
         files: Files | None = None,
         sealing: Sealing | None = None,
         identities: Identities | Key | Iterable[Key] | None = None,
+        sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
+        signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
     ) -> None:
-        self.keys = SealingKeys.of(sealing, identities)
+        self.keys = SealingKeys.of(sealing, identities, sign=sign, signed_by=signed_by)
         if groups or files:
             self.keys.refuse_sealing("PenstockIO", "groups= and files= stay clear, for readers")
         if on_error not in ("raise", "warn"):
@@ -114,8 +120,8 @@ class PenstockIO(CheckpointIO):
         self.load_seconds: float | None = None
         """Time of the last load; None before the first."""
         # Lightning lets one rank save; Penstock's strategies let all of them.
-        self._saver = self._alone = Saver(options=options, no_dist=True, sealing=sealing)
-        self._together = Saver(options=options, sealing=sealing)
+        self._saver = self._alone = Saver(options=options, no_dist=True, **self.keys.closing)
+        self._together = Saver(options=options, **self.keys.closing)
         self._pending: PendingSave | None = None
         self._has_failed = False
         self._newest: str | None = None
@@ -131,7 +137,7 @@ class PenstockIO(CheckpointIO):
         names = ("background", "pickled", "trust", "on_error", "options", "groups", "files")
         settings = {name: getattr(self, name) for name in names}
         # Keys can be copied, and refuse to be pickled.
-        return _made, (settings | self.keys._asdict(),)
+        return _made, (settings | self.keys.opening | self.keys.closing,)
 
     def check(self, checkpoint: dict[str, Any]) -> None:
         """Raises if a checkpoint could not be stored; copies nothing.

@@ -43,9 +43,7 @@ def read(
     """
     where = os.path.expanduser(os.fspath(path).removeprefix("file://"))
     if "://" not in where and not os.path.isfile(where):
-        state = unpacked(
-            penstock.load(where, identities=keys.identities), where, weights_only, trust=trust
-        )
+        state = unpacked(penstock.load(where, **keys.opening), where, weights_only, trust=trust)
         moved: dict[str, Any] = _moved(state, _mover(map_location))
         return moved
     keys.refuse_clear(where, "a file of Lightning's own")

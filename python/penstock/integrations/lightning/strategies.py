@@ -124,7 +124,7 @@ class ShardedCheckpoints(ParallelStrategy):
             [get_optimizer_state_dict(model, one) for one in optimizers],
             is_strict=module.strict_loading,
         )
-        penstock.load(path, into=filled, identities=io.keys.identities)
+        penstock.load(path, into=filled, **io.keys.opening)
         rest = loading.unpacked(filled.rest, path, weights_only, trust=io.trust)
         set_model_state_dict(model, filled.model, options=options)
         for optimizer, state in zip(optimizers, filled.optimizers, strict=True):

@@ -28,8 +28,8 @@ from megatron.core.dist_checkpointing.strategies import fully_parallel
 from megatron.core.dist_checkpointing.strategies import torch as theirs
 
 from penstock.errors import UnsupportedStateError
-from penstock.integrations.megatron import structure
-from penstock.plugin import Barriers
+from penstock.integrations.megatron import common_state, structure
+from penstock.plugin import Barriers, SealingKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 1800
 """Longest wait for a rank that reads more slowly than the others: PyTorch's for a collective."""
 
-_OURS = "_penstock_saves_or_loads"
+_KEYS = "_penstock_keys"
 _BARRED = "_penstock_barred"
 
 _barriers: ContextVar[Barriers | None] = ContextVar("barriers", default=None)
@@ -69,9 +69,9 @@ def install() -> None:
             setattr(owner, name, barred)
 
 
-def ours(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a method of a strategy as one that saves or loads through Penstock."""
-    setattr(method, _OURS, True)
+def ours(method: Callable[..., Any], keys: SealingKeys) -> Callable[..., Any]:
+    """Marks a method of a strategy as one that saves or loads through Penstock with these keys."""
+    setattr(method, _KEYS, keys)
     return method
 
 
@@ -99,12 +99,30 @@ def together(label: str, process_group: Any = None) -> Iterator[Barriers]:
         barriers.wait()
 
 
-def _is_ours(strategy: Any, base: type, method: str) -> bool:
-    """Whether a strategy given to Megatron-Core saves or loads through Penstock."""
+def _keys_of(strategy: Any, base: type, method: str) -> SealingKeys | None:
+    """The keys of a strategy given to Megatron-Core; None if it is not Penstock's."""
     strategy = getattr(strategy, "base_strategy", strategy)
     # Megatron-Core takes its own strategy for None and, before 0.17, for names.
-    used = base if strategy is None or isinstance(strategy, tuple) else strategy
-    return hasattr(getattr(used, method, None), _OURS)
+    if strategy is None or isinstance(strategy, tuple):
+        strategy = _registered(strategy, method) or base
+    return getattr(getattr(strategy, method, None), _KEYS, None)
+
+
+def _registered(name: Any, method: str) -> Any:
+    """The strategy that is registered under a name; None if there is none."""
+    if name is None:
+        return None
+    try:
+        from megatron.core.dist_checkpointing.strategies.base import (
+            StrategyAction,
+            get_default_strategy,
+        )
+
+        action = {"save": StrategyAction.SAVE_SHARDED, "load": StrategyAction.LOAD_SHARDED}
+        return get_default_strategy(action[method], *name)
+    except Exception:
+        # Megatron-Core raises it again.
+        return None
 
 
 def _label(doing: str, checkpoint_dir: str | os.PathLike[str]) -> str:
@@ -119,9 +137,14 @@ def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
         given = signature.bind(*positional, **named)
         given.apply_defaults()
         path, strategy = (given.arguments[name] for name in ("checkpoint_dir", "sharded_strategy"))
-        if not _is_ours(strategy, theirs.TorchDistSaveShardedStrategy, "save"):
-            return save(*positional, **named)
-        with Barriers(_label("save", path), timeout_seconds=TIMEOUT_SECONDS) as barriers:
+        keys = _keys_of(strategy, theirs.TorchDistSaveShardedStrategy, "save")
+        if keys is None:
+            with common_state.saved_with(SealingKeys()):
+                return save(*positional, **named)
+        with (
+            common_state.saved_with(keys),
+            Barriers(_label("save", path), timeout_seconds=TIMEOUT_SECONDS) as barriers,
+        ):
             return _within(barriers, save, *positional, **named)
 
     return barred
@@ -140,12 +163,15 @@ def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
         is_common = one["validate_access_integrity"] or (
             validation.StrictHandling.requires_global_app_metadata(strict)
         )
-        base = theirs.TorchDistLoadShardedStrategy
-        if not is_common or not _is_ours(one["sharded_strategy"], base, "load"):
+        keys = _keys_of(one["sharded_strategy"], theirs.TorchDistLoadShardedStrategy, "load")
+        if keys is None:
             return load(*positional, **named)
-        label = _label("load", one["checkpoint_dir"])
-        with together(label, one.get("process_group")) as barriers:
-            return _within(barriers, load, *positional, **named)
+        with common_state.loaded_with(keys):
+            if not is_common:
+                return load(*positional, **named)
+            label = _label("load", one["checkpoint_dir"])
+            with together(label, one.get("process_group")) as barriers:
+                return _within(barriers, load, *positional, **named)
 
     return barred
 

@@ -23,8 +23,11 @@ from penstock.errors import (
     CorruptCheckpointError,
     StateMismatchError,
 )
+from penstock.integrations.dcp import directory
+from penstock.integrations.dcp.directory import NO_KEYS
+from penstock.integrations.megatron import common_state
 from penstock.integrations.megatron.pieces import pieces_of
-from penstock.integrations.megatron.saving import COMMON_FILE, COMMON_KEY, OBJECTS, TENSORS
+from penstock.integrations.megatron.saving import COMMON_FILE, OBJECTS, TENSORS
 from penstock.plugin import (
     MANIFEST,
     BoxRead,
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.options import Options
-    from penstock.plugin import Node, StoredTensor
+    from penstock.plugin import Node, SealingKeys, StoredTensor
 
 BOUNCE_BYTES_MAX = 256 << 20
 """Memory for tensors that are not read in place; a single one may take more."""
@@ -91,15 +94,20 @@ class Reader:
     Args:
         checkpoint_dir: Its directory.
         options: Settings of the I/O; None for ``Options()``.
+        keys: The keys that open and check it.
     """
 
     def __init__(
-        self, checkpoint_dir: str | os.PathLike[str], options: Options | None = None
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        options: Options | None = None,
+        keys: SealingKeys = NO_KEYS,
     ) -> None:
         self.path = os.fspath(checkpoint_dir)
         self._options = to_native(options)
-        self._checkpoint = OpenCheckpoint(self.path)
+        self._checkpoint = OpenCheckpoint(self.path, unsealing=keys.unsealing)
         try:
+            common_state.expect_one(self.path, self._checkpoint.id)
             _check_common(self.path)
             self._checkpoint.view_as(dist.get_rank() if dist.is_initialized() else 0)
             with self._checkpoint.reading():
@@ -164,8 +172,29 @@ class Reader:
         itself, and before 0.19 strict loads would take it for an object that the state lacks.
         """
         objects = map(ShardedObject.empty_from_unique_key, self._nodes[OBJECTS])
-        wanted = {one.unique_key: one for one in objects if one.key != COMMON_KEY}
+        wanted = {one.unique_key: one for one in objects if one.key != common_state.KEY}
         return wanted | self.tensors_metadata()
+
+    def common(self) -> Any:
+        """The common state, which is an object, or a small file of the checkpoint.
+
+        Raises:
+            ShardedStateMismatchError: There is none.
+            CorruptCheckpointError: It is damaged.
+        """
+        key = common_state.UNIQUE_KEY
+        with self._checkpoint.reading():
+            if key in self._nodes[OBJECTS]:
+                (data,) = self._checkpoint.values([self._nodes[OBJECTS][key]], self._options)
+                return _unpickled_common(self.path, data.numpy())[0]
+        small = self._checkpoint.small_file(COMMON_FILE)
+        if small is None:
+            raise ShardedStateMismatchError(
+                f"{self.path} has no common state: save it by megatron.core.dist_checkpointing",
+                key=key,
+                path=self.path,
+            )
+        return _unpickled_common(self.path, small)
 
     # Tensors.
 
@@ -253,6 +282,40 @@ class Reader:
         )
 
 
+def load_common(path: str, keys: SealingKeys) -> Any:
+    """Returns the common state of a sealed or signed checkpoint.
+
+    Args:
+        path: The directory.
+        keys: The keys that open and check it.
+
+    Returns:
+        The state; `NotImplemented` if Megatron-Core is to read it from the file.
+
+    Raises:
+        NotSealedError: It is clear, and a sealed one is demanded.
+        SignatureError: No accepted key has signed it.
+    """
+    if not is_checkpoint(path):
+        keys.refuse_clear(path, "a checkpoint of Megatron-Core's own")
+        return NotImplemented
+    if not keys.refuses_others and (not _is_sealed(path) or directory.holds_dcp(path, keys)):
+        return NotImplemented
+    with Reader(path, keys=keys) as opened:
+        return opened.common()
+
+
+def _unpickled_common(path: str, data: Any) -> Any:
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu")
+    except Exception as error:
+        raise CorruptCheckpointError(
+            f"{path}: the common state is what was saved, and cannot be unpickled: {error}: load "
+            "it with the programs that saved it",
+            path=path,
+        ) from error
+
+
 def check_backend(path: str) -> None:
     """Refuses a checkpoint of another format of Megatron-Core, of which it has no reader any more.
 
@@ -273,13 +336,26 @@ def check_backend(path: str) -> None:
             )
 
 
+def _is_sealed(path: str) -> bool:
+    return "sealing" in _manifest(path)
+
+
+def _manifest(path: str) -> Any:
+    # Nothing follows from it before the checkpoint has been opened.
+    with (
+        contextlib.suppress(ValueError),
+        open(os.path.join(path, MANIFEST), encoding="utf-8") as file,
+    ):
+        return json.load(file)
+    return {}
+
+
 def _check_common(path: str) -> None:
     """Refuses a common state of another save than the tensors.
 
     Megatron-Core before 0.19 writes it in place before a save begins, which may then fail.
     """
-    with open(os.path.join(path, MANIFEST), encoding="utf-8") as file:
-        kept = {one["name"]: one["file"] for one in json.load(file).get("beside", ())}
+    kept = {one["name"]: one["file"] for one in _manifest(path).get("beside", ())}
     if COMMON_FILE not in kept:
         return
     contents = []

@@ -14,21 +14,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.strategies import torch as theirs
 
-from penstock.integrations.megatron import agreement, retention, structure
-from penstock.integrations.megatron.saving import Writer, refuse_sealing
+from penstock.integrations.megatron import clear_files, common_state, retention
 from penstock.integrations.megatron.strategies import (
     LoadStrategy,
     SaveStrategy,
+    install,
+    keys_of,
     loading,
     saving,
 )
-from penstock.plugin import is_checkpoint, to_native
+from penstock.plugin import SealingKeys, is_checkpoint, to_native
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from penstock.options import Options
-    from penstock.sealing import Sealing
+    from penstock.sealing import Identities, Key, Sealing
+    from penstock.signing import SignatureKey, Signers, SigningKeys
 
 _MISSING: Any = object()
 
@@ -50,9 +52,9 @@ class _Patch(NamedTuple):
 class Enabled:
     """The active replacements; as a context manager, it takes them back at the end of the block."""
 
-    def __init__(self, options: Options | None, datasets: bool) -> None:
+    def __init__(self, options: Options | None, datasets: bool, keys: SealingKeys) -> None:
         self._patches: list[_Patch] = []
-        for owner, name, ours in _replacements(options, datasets):
+        for owner, name, ours in _replacements(options, datasets, keys):
             self._patches.append(_Patch(owner, name, vars(owner).get(name, _MISSING)))
             setattr(owner, name, ours)
 
@@ -81,6 +83,9 @@ def enable(
     options: Options | None = None,
     datasets: bool = False,
     sealing: Sealing | None = None,
+    identities: Identities | Key | Iterable[Key] | None = None,
+    sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
+    signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> Enabled:
     """Makes Megatron-Core save and load through Penstock.
 
@@ -93,8 +98,12 @@ def enable(
         options: Settings of the I/O of checkpoints; None for ``Options()``.
         datasets: Whether Penstock also reads the indexed datasets that are opened from now on, past
             the page cache, and the samples of GPT datasets ahead of their use.
-        sealing: Refused: Megatron-Core's checkpoints are not sealed yet. ``PENSTOCK_RECIPIENTS`` in
-            the environment is refused, too.
+        sealing: For whom checkpoints are sealed; see `penstock.save`. Clear ones are refused then.
+            None for the key that ``PENSTOCK_RECIPIENTS`` names, if any.
+        identities: Keys that open sealed checkpoints; see `penstock.load`. Clear ones are refused
+            then, also those of Megatron-Core's own.
+        sign: Private keys that sign checkpoints while they are saved; see `penstock.save`.
+        signed_by: Public keys of which one must have signed a checkpoint; see `penstock.load`.
 
     Returns:
         A context manager that takes it back, as `disable` does.
@@ -103,7 +112,9 @@ def enable(
         MissingDependencyError: Megatron-Core is older than 0.13, or has changed what is replaced.
             With a version newer than those tested the first save can raise it, too, as it first
             saves and loads a tiny state on trial.
-        CannotSealError: ``sealing`` is given; nothing is replaced.
+            With keys that seal, a save of Megatron-LM that would leave something clear raises
+            `CannotSealError` before it writes.
+        KeyFileError: A text or a file is no key.
 
     Example:
         ```python
@@ -115,14 +126,15 @@ def enable(
     """
     global _enabled
     to_native(options)
-    refuse_sealing(sealing)
+    keys = keys_of(sealing, identities, sign=sign, signed_by=signed_by)
     disable()
     # Stays: strategies that were made meanwhile are used after `disable`, too.
-    structure.compare()
-    agreement.install()
+    install()
     retention.patch()
-    _enabled = Enabled(options, datasets)
-    _register(options)
+    clear_files.patch(keys)
+    common_state.use_keys(keys)
+    _enabled = Enabled(options, datasets, keys)
+    _register(options, keys)
     return _enabled
 
 
@@ -132,12 +144,19 @@ def disable() -> None:
     if _enabled is not None:
         _enabled.take_back()
         retention.take_back()
+        clear_files.take_back()
+        common_state.use_keys(None)
         _enabled = None
 
 
-def _replacements(options: Options | None, datasets: bool) -> Iterator[tuple[Any, str, Any]]:
+def _replacements(
+    options: Options | None, datasets: bool, keys: SealingKeys
+) -> Iterator[tuple[Any, str, Any]]:
     save, load = theirs.TorchDistSaveShardedStrategy, theirs.TorchDistLoadShardedStrategy
-    for owner, methods in ((save, saving(save, Writer(options))), (load, loading(load, options))):
+    for owner, methods in (
+        (save, saving(save, options, keys)),
+        (load, loading(load, options, keys)),
+    ):
         for name, method in methods.items():
             yield owner, name, method
     yield serialization, "save_config", _keeping(serialization.save_config)
@@ -158,7 +177,7 @@ def _keeping(save_config: Callable[..., None]) -> Callable[..., None]:
     return save
 
 
-def _register(options: Options | None) -> None:
+def _register(options: Options | None, keys: SealingKeys) -> None:
     """Registers the strategies by name, where there is a registry: before Megatron-Core 0.17."""
     try:
         from megatron.core.dist_checkpointing.strategies.base import (
@@ -168,7 +187,7 @@ def _register(options: Options | None) -> None:
     except ImportError:
         return
     for action, strategy in (
-        (StrategyAction.SAVE_SHARDED, SaveStrategy(options=options)),
-        (StrategyAction.LOAD_SHARDED, LoadStrategy(options=options)),
+        (StrategyAction.SAVE_SHARDED, SaveStrategy(options=options, **keys.closing)),
+        (StrategyAction.LOAD_SHARDED, LoadStrategy(options=options, **keys.opening)),
     ):
         register_default_strategy(action, "penstock", 1, strategy)

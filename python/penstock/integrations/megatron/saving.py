@@ -8,8 +8,8 @@ Megatron-Core would write of each `ShardedObject`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import io
 import json
 import os
 import threading
@@ -31,12 +31,13 @@ import penstock
 
 # The first save would import it otherwise, and take that much longer than the next ones.
 import penstock.checkpoint.saving.sharded
-from penstock.errors import CannotSealError, StorageError, UnsupportedStateError
+from penstock.errors import StorageError, UnsupportedStateError
 from penstock.integrations.dcp import directory, layout
-from penstock.integrations.megatron import agreement
+from penstock.integrations.dcp.directory import NO_KEYS
+from penstock.integrations.megatron import agreement, common_state
 from penstock.integrations.megatron.pieces import pieces_of
 from penstock.integrations.megatron.waiting import EndMark, wait_for_end, wait_here
-from penstock.plugin import Boxes, LiveState, SealingKeys
+from penstock.plugin import Boxes, LiveState, SealingKeys, durable
 
 if TYPE_CHECKING:
     from penstock.options import Options
@@ -44,27 +45,11 @@ if TYPE_CHECKING:
 TENSORS, OBJECTS = "tensors", "objects"
 """The members of the state."""
 
-COMMON_KEY = "common_state"
-"""Key of the object that holds the common state, from Megatron-Core 0.19 on."""
-
 COMMON_FILE = "common.pt"
 """The common state as Megatron-Core before 0.19 stores it."""
 
-
-def refuse_sealing(sealing: object) -> None:
-    """Refuses keys, before anything is written.
-
-    Raises:
-        CannotSealError: Keys are given, or ``PENSTOCK_RECIPIENTS`` names some.
-    """
-    if sealing is None and SealingKeys.of_environment().sealing is None:
-        return
-    raise CannotSealError(
-        f"checkpoints of Megatron-Core are not sealed yet: it writes {COMMON_FILE} in the clear, "
-        "and pieces of tensors are compared in clear parts; leave sealing= out, or save with "
-        "penstock.integrations.dcp",
-        path="",
-    )
+_CONFIG = json.dumps(asdict(CheckpointingConfig("torch_dist", 1))).encode()
+"""The content of the file that makes a directory a checkpoint for Megatron-Core."""
 
 
 class Writer:
@@ -72,17 +57,20 @@ class Writer:
 
     Args:
         options: Settings of the I/O; None for ``Options()``.
+        keys: The keys that seal and sign it.
     """
 
-    def __init__(self, options: Options | None = None) -> None:
-        refuse_sealing(None)
-        self._saver = penstock.Saver(options=options)
+    def __init__(self, options: Options | None = None, keys: SealingKeys = NO_KEYS) -> None:
+        self._saver = penstock.Saver(options=options, **keys.closing)
+        self._is_sealed = keys.sealing is not None
+        if self._is_sealed:
+            common_state.expect_sealed()
 
     def save(self, sharded_state: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
         """Saves, and returns on every rank once the checkpoint is durable."""
-        path, state, further = _begin(sharded_state, checkpoint_dir)
+        path, state, further = self._begin(sharded_state, checkpoint_dir)
         self._saver.save(path, state, overwrite=True, **further)
-        _end(path)
+        self._end(path)
 
     def save_async(
         self, sharded_state: Any, checkpoint_dir: str | os.PathLike[str], request: Any
@@ -98,13 +86,14 @@ class Writer:
             A request whose work waits for the end, and whose finalizer raises the save's error.
         """
         wait_here(request)
-        path, state, further = _begin(sharded_state, checkpoint_dir)
+        path, state, further = self._begin(sharded_state, checkpoint_dir)
         begun: SimpleQueue[penstock.PendingSave | None] = SimpleQueue()
         try:
             mark = _mark_of_end(path, begun)
         except StorageError as error:
             # The other ranks enter this save, so it has to raise the error on all of them.
-            self._saver.save_async(path, _State(sharded_state, error), overwrite=True, **further)
+            state = _State(sharded_state, error)
+            self._saver.save_async(path, state, overwrite=True, **further)
             raise
         try:
             pending = self._saver.save_async(path, state, overwrite=True, **further)
@@ -116,9 +105,31 @@ class Writer:
 
         def finish() -> None:
             pending.result()
-            _end(path)
+            self._end(path)
 
         return request(wait_for_end, (mark.path,), [finish])
+
+    def _begin(
+        self, sharded_state: Any, checkpoint_dir: str | os.PathLike[str]
+    ) -> tuple[str, _State, dict[str, Any]]:
+        """Returns the directory, the state, and the files and the note of the checkpoint."""
+        path = os.path.abspath(checkpoint_dir)
+        if dist.get_rank() != 0:
+            return path, _State(sharded_state), {}
+        try:
+            files = {} if self._is_sealed else {"files": _files(sharded_state, path)}
+            further = files | {"metadata": _note(path)}
+        except Exception as error:
+            return path, _State(sharded_state, error), {}
+        return path, _State(sharded_state), further
+
+    def _end(self, path: str) -> None:
+        """Removes the files of a checkpoint of Megatron-Core's own that was replaced."""
+        with agreement.together(f"the end of the save of {os.path.basename(path)}"):
+            if dist.get_rank() == 0:
+                directory.mark(path)
+                if self._is_sealed:
+                    _finish_sealed(path)
 
 
 def _mark_of_end(path: str, begun: SimpleQueue[penstock.PendingSave | None]) -> EndMark:
@@ -160,8 +171,9 @@ class _State(LiveState):
         error: An error from before.
     """
 
-    def __init__(self, sharded_state: Any, error: Exception | None) -> None:
+    def __init__(self, sharded_state: Any, error: Exception | None = None) -> None:
         self._sharded_state, self._error = sharded_state, error
+        self._common = common_state.held()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's boxes and objects.
@@ -171,50 +183,57 @@ class _State(LiveState):
         """
         if self._error is not None:
             raise self._error
-        return _state_of(self._sharded_state)
+        state = _state_of(self._sharded_state)
+        if self._common is not None:
+            state[OBJECTS][common_state.UNIQUE_KEY] = _bytes(self._common)
+        return state
 
 
-def _begin(
-    sharded_state: Any, checkpoint_dir: str | os.PathLike[str]
-) -> tuple[str, _State, dict[str, Any]]:
-    """Returns the directory, the state, and the files and the note of the checkpoint."""
-    path = os.path.abspath(checkpoint_dir)
-    if dist.get_rank() != 0:
-        return path, _State(sharded_state, None), {}
-    try:
-        further = _further(sharded_state, path)
-    except Exception as error:
-        return path, _State(sharded_state, error), {}
-    return path, _State(sharded_state, None), further
-
-
-def _further(sharded_state: Any, path: str) -> dict[str, Any]:
-    files = {CONFIG_FNAME: json.dumps(asdict(CheckpointingConfig("torch_dist", 1))).encode()}
+def _files(sharded_state: Any, path: str) -> dict[str, bytes]:
+    files = {CONFIG_FNAME: _CONFIG}
     common = _common_of(sharded_state, path)
     if common is not None:
         files[COMMON_FILE] = common
+    return files
+
+
+def _note(path: str) -> dict[str, Any]:
     replaced = directory.dcp_digest(path)
-    note = {} if replaced is None else {layout.NOTE: {directory.REPLACED: replaced}}
-    return {"files": files, "metadata": note}
+    return {} if replaced is None else {layout.NOTE: {directory.REPLACED: replaced}}
+
+
+def _finish_sealed(path: str) -> None:
+    """Writes the file that Megatron-Core looks for, and removes a common state in the clear.
+
+    A sealed checkpoint has no small files of its own. The clear state is that of a checkpoint of
+    Megatron-Core's that was replaced.
+    """
+    where = os.path.join(path, CONFIG_FNAME)
+    try:
+        durable.replace(where, _CONFIG)
+        with contextlib.suppress(FileNotFoundError):
+            where = os.path.join(path, COMMON_FILE)
+            os.unlink(where)
+            durable.sync(path)
+    except OSError as error:
+        raise StorageError(
+            f"{where}: {error.strerror}: the checkpoint is complete, and Megatron-Core does not "
+            "find it: save again",
+            path=where,
+            errno=error.errno,
+        ) from error
 
 
 def _common_of(sharded_state: Any, path: str) -> bytes | None:
     """The common state as Megatron-Core before 0.19 stores it, which all versions read."""
     for one in nested_values(sharded_state):
-        if isinstance(one, ShardedObject) and one.key == COMMON_KEY:
-            return _pickled(one.data)
+        if isinstance(one, ShardedObject) and one.key == common_state.KEY:
+            return common_state.pickled(one.data)
     try:
         with open(os.path.join(path, COMMON_FILE), "rb") as file:
             return file.read()
     except FileNotFoundError:
         return None
-
-
-def _end(path: str) -> None:
-    """Removes the files of a checkpoint of Megatron-Core's own that was replaced."""
-    with agreement.together(f"the end of the save of {os.path.basename(path)}"):
-        if dist.get_rank() == 0:
-            directory.mark(path)
 
 
 def _state_of(sharded_state: Any) -> dict[str, Any]:
@@ -236,7 +255,7 @@ def _state_of(sharded_state: Any) -> dict[str, Any]:
             )
     return {
         TENSORS: {key: _boxes(key, found) for key, found in tensors.items()},
-        OBJECTS: {key: _bytes(_pickled(data)) for key, data in objects.items()},
+        OBJECTS: {key: _bytes(common_state.pickled(data)) for key, data in objects.items()},
     }
 
 
@@ -257,12 +276,6 @@ def _boxes(key: str, found: list[Any]) -> Boxes:
             )
         pieces += pieces_of(one)
     return Boxes(tuple(map(int, first.global_shape)), first.data.dtype, pieces)
-
-
-def _pickled(value: Any) -> bytes:
-    data = io.BytesIO()
-    torch.save(value, data)
-    return data.getvalue()
 
 
 def _bytes(data: bytes) -> Boxes:

@@ -16,11 +16,12 @@ from penstock.plugin import SealingKeys
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from penstock import PendingSave
     from penstock.integrations.ray.run import RayRun
     from penstock.sealing import Sealing
+    from penstock.signing import SignatureKey, SigningKeys
 
 
 def report(
@@ -32,6 +33,7 @@ def report(
     lazy: bool = False,
     storage_path: str | os.PathLike[str] | None = None,
     sealing: Sealing | None = None,
+    sign: SigningKeys | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> None:
     """Saves a state and reports it to Ray Train; use it instead of `ray.train.report`.
 
@@ -56,6 +58,8 @@ def report(
             Ray's default.
         sealing: For whom the checkpoint is sealed; see `penstock.save`. Make it in the function
             that trains, as it refuses to be sent to workers. Ray keeps the metrics in the clear.
+        sign: Private keys that sign the checkpoint while it is saved; see `penstock.save`. All
+            workers pass them.
 
     Raises:
         UnsupportedStateError: A leaf of the state, or a metric, cannot be stored.
@@ -75,7 +79,8 @@ def report(
     run = current(storage_path)
     fitting.try_out(run)
     path = run.path(step)
-    run.saver.sealing = SealingKeys.of(sealing).sealing
+    keys = SealingKeys.of(sealing, sign=sign)
+    run.saver.sealing, run.saver.signing = keys.sealing, keys.signing
     note = {NOTE: {"metrics": _to_json(metrics)}}
     if run.is_local or not background:
         run.saver.save(path, state, step=step, metadata=note)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock import Training
     from penstock.integrations.ray.run import RayRun
     from penstock.sealing import Identities, Key
+    from penstock.signing import SignatureKey, Signers
 
 
 class _RunCheckpoints(NamedTuple):
@@ -58,6 +59,7 @@ def resume(
     *,
     storage_path: str | os.PathLike[str] | None = None,
     identities: Identities | Key | Iterable[Key] | None = None,
+    signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> int | None:
     """Restores a training from the newest complete checkpoint of the run.
 
@@ -75,6 +77,8 @@ def resume(
             Ray's default.
         identities: Keys that open sealed checkpoints; see `penstock.load`. A clear one is then
             refused, as `penstock.load` does. After tampering no older one is tried.
+        signed_by: Public keys of which one must have signed the checkpoint; see `penstock.load`. No
+            older one is tried in place of one that is not signed.
 
     Returns:
         The step; None if there is no checkpoint, in a new run.
@@ -85,12 +89,13 @@ def resume(
         TamperedError: Somebody without the key has changed a sealed checkpoint.
         SealedError: A checkpoint is sealed, and there are no identities.
         NotSealedError: ``identities`` are given and a checkpoint is clear.
+        SignatureError: None of ``signed_by`` has signed a checkpoint.
         StateMismatchError: The training does not fit.
         RankError: Another worker could not restore it.
         StorageError: The operating system failed an operation.
     """
     run = current(storage_path)
-    keys = SealingKeys.of(None, identities)
+    keys = SealingKeys.of(None, identities, signed_by=signed_by)
     found: _RunCheckpoints | Exception = run.first(_seen(run, keys))
     if isinstance(found, Exception):
         raise found
@@ -124,7 +129,7 @@ def _load(run: RayRun, path: str, training: Any, keys: SealingKeys) -> str | Non
     """Loads a checkpoint on all workers; returns the damage that any of them has found."""
     own: PenstockError | None = None
     try:
-        penstock.load(path, into=training, identities=keys.identities)
+        penstock.load(path, into=training, **keys.opening)
     except PenstockError as error:
         own = error
     is_damage = isinstance(

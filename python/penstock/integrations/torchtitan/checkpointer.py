@@ -83,6 +83,13 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         """Paths of files with the keys that open sealed checkpoints, or URIs. Empty for the file
         that ``PENSTOCK_IDENTITIES`` names. With either list, clear checkpoints are refused."""
 
+        sign: list[str] = field(default_factory=list)
+        """Paths of files with private keys that sign checkpoints; see `penstock.signing`."""
+
+        signed_by: list[str] = field(default_factory=list)
+        """Public keys, or paths of their files, of which one must have signed a checkpoint. Empty
+        to look at no signature."""
+
     def __init__(
         self,
         config: Config,
@@ -95,18 +102,21 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         sd_adapter: Any,
         base_folder: str = "",
     ) -> None:
-        self._keys = SealingKeys.of_lists(config.sealing, config.identities)
+        self._keys = SealingKeys.of_lists(
+            config.sealing, config.identities, config.signed_by, config.sign
+        )
         if config.enable:
             # torchtitan inspects directories with functions of its own.
             folder = decode_local_path(filesystem.join(base_folder, config.folder))
             if config.last_save_in_hf:
                 what = "the last step in Hugging Face's format (last_save_in_hf) stays clear"
                 self._keys.refuse_sealing(folder, what)
+                self._keys.refuse_signing(folder, "the last step (last_save_in_hf) is not signed")
             self._store = penstock.CheckpointStore(
                 folder,
                 keep_last=config.keep_latest_k or None,
-                sealing=self._keys.sealing,
-                identities=self._keys.identities,
+                **self._keys.opening,
+                **self._keys.closing,
             )
         # Turns off its process group for background saves, and its thread that deletes.
         plain = copy.copy(config)
@@ -237,8 +247,7 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         if not from_hf and not filesystem.isfile(filesystem.join(checkpoint_id, METADATA)):
             names = {MODEL, *state_dict}
             states = {name: value for name, value in self.states.items() if name in names}
-            keys = self._keys.identities
-            penstock.load(checkpoint_id, into=self._live(states), identities=keys)
+            penstock.load(checkpoint_id, into=self._live(states), **self._keys.opening)
             return
         if state_dict.pop(RANDOM, None) is not None:
             logger.warning("%s holds no random states: they stay as they are", checkpoint_id)
@@ -249,7 +258,7 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
             return
         # Saved by torchtitan's manager under `penstock.integrations.dcp.enable`, which may be off
         # now.
-        reader = StorageReader(checkpoint_id, identities=self._keys.identities)
+        reader = StorageReader(checkpoint_id, **self._keys.opening)
         load_dcp(state_dict, storage_reader=reader)
         self.states[MODEL].load_state_dict(state_dict)
 

@@ -97,7 +97,7 @@ def _workers(place: Any) -> int | None:
 def _of_another(name: str, path: str, keys: SealingKeys) -> Any:
     """The position saved by another rank, for runs whose ranks are arranged differently."""
     for rank in range(penstock.inspect(path, identities=keys.identities).world_size):
-        loaded = penstock.load(path, keys=f"{DATALOADER}.*", rank=rank, identities=keys.identities)
+        loaded = penstock.load(path, keys=f"{DATALOADER}.*", rank=rank, **keys.opening)
         state = loaded[DATALOADER]
         if name in state:
             return state[name]

@@ -197,9 +197,11 @@ class Digests(Protocol):
 
     Attributes:
         chunk_bytes: Size of each digested chunk, counted from the file's beginning.
+        is_signed: Whether bytes are compared with signed hashes, too, and so at every read.
     """
 
     chunk_bytes: int
+    is_signed: bool
 
     def check(self, path: str, start: int, pieces: Sequence[Any], wanted: tuple[int, int]) -> None:
         """Checks bytes of a file against their digests.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.checkpoint.steps.newest import is_penstock
-from penstock.errors import NotSealedError, StateMismatchError, UnsupportedStateError
+from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.io.files.extents import TensorExtent
 from penstock.io.files.safetensors_header import weights_of
 from penstock.io.own_io import another, own_io
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from penstock.offload.streaming.experts import Mixture
     from penstock.sealing.identities import Identities
     from penstock.sealing.passphrase import Key
+    from penstock.signing import SignatureKey, Signers
 
 _STREAMER = "_penstock_streamer"
 
@@ -63,6 +64,7 @@ def stream(
     io: TensorIO | None = None,
     device: Any = None,
     identities: Identities | Key | Iterable[Key] | None = None,
+    signed_by: Signers | SignatureKey | Iterable[SignatureKey] | None = None,
 ) -> Any:
     """Prepares a model for inference with weights that need not fit into memory.
 
@@ -96,6 +98,9 @@ def stream(
             sealed are then refused. Default: those of ``PENSTOCK_IDENTITIES``, which refuse
             nothing. Sealed weights are opened chunk by chunk while blocks before them compute, and
             their tags are compared at every read.
+        signed_by: Public keys of which one must have signed the checkpoint, as for `penstock.load`;
+            other weights are refused. Every read is then compared with the signed hashes, not only
+            the first one, as the files may be exchanged meanwhile.
 
     Returns:
         The model, in evaluation mode; a module is changed in place.
@@ -113,12 +118,14 @@ def stream(
         NotSealedError: ``identities`` are given, and the weights are not sealed.
         WrongKeyError: The identities do not open the checkpoint.
         TamperedError: Somebody without the key has changed the checkpoint.
+        SignatureError: None of ``signed_by`` has signed the checkpoint; `NotSignedError` if the
+            weights have no signature.
 
     A call of the model raises `CorruptCheckpointError` if a file has changed since, or bytes of a
     checkpoint are not those that were saved, `TamperedError` if a sealed chunk is not the one that
-    was sealed for its place, and `TransferError` if bytes cannot be read. On a GPU
-    it raises `DeviceError` if the driver fails, in a fork, and while a stream is captured into a
-    graph that would keep the addresses of weights that move.
+    was sealed for its place, `SignatureError` if bytes are not the signed ones, and `TransferError`
+    if bytes cannot be read. On a GPU it raises `DeviceError` if the driver fails, in a fork, and
+    while a stream is captured into a graph that would keep the addresses of weights that move.
     """
     if not isinstance(memory_bytes, Budget):
         MEMORY_BYTES.check("memory_bytes", memory_bytes)
@@ -133,7 +140,7 @@ def stream(
         check_is_whole(model)
     if where is not None:
         _check_device(model, memory_bytes, weights, where)
-    unsealing = Unsealing.of(identities)
+    unsealing = Unsealing.of(identities, signed_by=signed_by)
     model, found, held, memory = _model_and_weights(model, weights, key, memory_bytes, unsealing)
     _refuse_sealed(found, where)
     if getattr(model, "_no_split_modules", None) is not None:
@@ -289,7 +296,7 @@ def _model_and_weights(
                 " there"
             )
     elif weights is None and is_dispatched(model):
-        _refuse_clear(unsealing, "the files of a dispatched model", "")
+        unsealing.refuse_other("a dispatched model", "")
         return model, *weights_of_dispatched(model), None
     elif weights is None:
         raise TypeError("weights=: the directory with the safetensors files of the module")
@@ -303,7 +310,7 @@ def _model_and_weights(
         if directory is not None:
             of_transformers.untie(model, found.tensors)
         return model, found, {}, None
-    _refuse_clear(unsealing, where, where)
+    unsealing.refuse_other(where, where)
     if key is not None:
         raise ValueError(f"key={key!r}: {where} is no checkpoint, whose state has keys")
     found = weights_of(where)
@@ -316,16 +323,6 @@ def _model_and_weights(
     if directory is not None:
         of_transformers.untie(model, found.tensors)
     return model, found, {}, memory
-
-
-def _refuse_clear(unsealing: Unsealing, name: str, path: str) -> None:
-    """Refuses weights that are not sealed, if the caller asks for sealed ones."""
-    if unsealing.is_demanded:
-        raise NotSealedError(
-            f"{name}: not a checkpoint of Penstock, so not sealed, and identities= are given: find"
-            " out who put it there, or leave out identities=",
-            path=path,
-        )
 
 
 def _memory_for(tensors: Mapping[str, TensorExtent | Composed], budget_bytes: int) -> WeightMemory:

@@ -149,7 +149,7 @@ def test_the_parts_of_all_ranks_tell_exactly_whether_pieces_cover_a_tensor(
                 "box": {"tensor": "w", "shape": [20, 3], "start": [first, 0]},
             }
         )
-    found = find_mistiled(json.dumps(part).encode() for part in parts)
+    found = find_mistiled(json.dumps(part["tensors"]) for part in parts)
     places = [(first, max(first, end)) for first, end in pieces]
     is_twice = len(set(places)) < len(places)
     assert (found is None) == (is_within and not is_twice and times == [1] * 20)

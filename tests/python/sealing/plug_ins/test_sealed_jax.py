@@ -83,7 +83,7 @@ PROCESS = textwrap.dedent("""
     try:
         pj.save(f"{root}/mixed", pytree, sealing=sealing() if rank else None)
     except RankError as error:
-        assert "differ in sealing=" in str(error), error
+        assert "differ in sealing= or sign=" in str(error), error
     else:
         raise AssertionError("ranks that differ have saved")
 """)

@@ -8,7 +8,6 @@ use penstock_io::file_system::{Files, Kind};
 use serde_json::value::RawValue;
 
 use crate::FORMAT_VERSION;
-use crate::care::sidecar;
 use crate::error::{Error, Result};
 use crate::format::description::{read_manifest, read_part};
 use crate::format::digest::{CHUNK_BYTES, Digest};
@@ -23,6 +22,7 @@ use crate::format::part::{
 use crate::format::plain::{self, is_lost};
 use crate::format::shard;
 use crate::load::checkpoint::unseal;
+use crate::load::sidecar;
 use crate::report::Problem;
 use crate::seal::{DECOY, DataKey, ShardOpener, Unsealing};
 

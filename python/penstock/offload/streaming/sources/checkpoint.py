@@ -40,14 +40,16 @@ def weights_of_checkpoint(
     """
     checkpoint = open_newest(path, stacklevel=4, unsealing=unsealing)
     try:
-        return _weights(checkpoint, model, key)
+        return _weights(checkpoint, model, key, is_signed=unsealing.signers is not None)
     except BaseException:
         # A stored exception keeps this frame alive, which must not keep the files from removal.
         checkpoint.release()
         raise
 
 
-def _weights(checkpoint: OpenCheckpoint, model: Any, key: str | None) -> Weights:
+def _weights(
+    checkpoint: OpenCheckpoint, model: Any, key: str | None, *, is_signed: bool
+) -> Weights:
     checkpoint.view_as(0)
     with checkpoint.reading():
         tensors = {one.name: one for one in placed(checkpoint)}
@@ -63,8 +65,8 @@ def _weights(checkpoint: OpenCheckpoint, model: Any, key: str | None) -> Weights
     paths = {run.path for one in found.values() for run in one.runs}
     marks = {one: FileMark.of(os.stat(one)) for one in sorted(paths)}
     if checkpoint.is_sealed:
-        return Weights(found, marks, None, _Chunks(checkpoint))
-    return Weights(found, marks, _Digests(checkpoint))
+        return Weights(found, marks, None, _Chunks(checkpoint, is_signed=is_signed))
+    return Weights(found, marks, _Digests(checkpoint, is_signed=is_signed))
 
 
 class _Digests:
@@ -72,8 +74,9 @@ class _Digests:
 
     chunk_bytes = CHUNK_BYTES
 
-    def __init__(self, checkpoint: OpenCheckpoint) -> None:
+    def __init__(self, checkpoint: OpenCheckpoint, *, is_signed: bool) -> None:
         self._checkpoint = checkpoint
+        self.is_signed = is_signed
 
     def check(self, path: str, start: int, pieces: Sequence[Any], wanted: tuple[int, int]) -> None:
         memories = [of_tensor(piece, "the piece") for piece in pieces]
@@ -85,6 +88,9 @@ class _Chunks(_Digests):
 
     def open(self, path: str, start: int, pieces: Sequence[Any], wanted: tuple[int, int]) -> None:
         memories = [of_tensor(piece, "the piece") for piece in pieces]
+        if self.is_signed:
+            # Signed are the sealed bytes.
+            self._checkpoint.check(os.path.basename(path), start, memories, wanted)
         self._checkpoint.open_chunks(os.path.basename(path), start, memories, wanted)
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError, TamperedError
+from penstock.errors import CorruptCheckpointError, PenstockError
 from penstock.io.own_io import another
 from penstock.tensors import dtypes
 
@@ -158,7 +158,7 @@ class SealedReader:
             begin, wanted = span.offset - each[0].numel(), (span.offset, span.offset + span.nbytes)
             try:
                 self._chunks.open(span.path, begin, each, wanted)
-            except TamperedError:
+            except CorruptCheckpointError:
                 # Reads once more, past the page cache: it may be damage, of memory or device.
                 with another(self._io, direct="auto") as past_cache:
                     self._read(past_cache, [span], [each], str).result()

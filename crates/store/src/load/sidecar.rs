@@ -10,13 +10,13 @@ use crate::format::digest::Digest;
 use crate::format::manifest::SidecarEntry;
 
 /// The bytes of one sidecar, checked against its digest.
-pub(super) fn read(path: &Path, files: &dyn Files, entry: &SidecarEntry) -> Result<Vec<u8>> {
+pub(crate) fn read(path: &Path, files: &dyn Files, entry: &SidecarEntry) -> Result<Vec<u8>> {
     read_as(path, files, &entry.file, entry)
 }
 
 /// Reads a sidecar as [`read`] does; if it is damaged, returns its copy, provided that nobody has
 /// edited the copy.
-pub(super) fn read_either(path: &Path, files: &dyn Files, entry: &SidecarEntry) -> Result<Vec<u8>> {
+pub(crate) fn read_either(path: &Path, files: &dyn Files, entry: &SidecarEntry) -> Result<Vec<u8>> {
     read(path, files, entry)
         .or_else(|error| read_as(path, files, &entry.name, entry).map_err(|_| error))
 }
