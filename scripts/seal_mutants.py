@@ -52,8 +52,12 @@ def main() -> int:
     parser.add_argument(
         "names", nargs="*", help="only the mutants whose name contains one of these"
     )
-    chosen = parser.parse_args().names
-    table = tomllib.loads(TABLE.read_text())
+    parser.add_argument(
+        "--table", type=Path, default=TABLE, help="another table of breaks, with its own command"
+    )
+    arguments = parser.parse_args()
+    chosen = arguments.names
+    table = tomllib.loads(arguments.table.read_text())
     mutants = [
         mutant
         for mutant in table["mutants"]

@@ -160,6 +160,9 @@ class _Metrics:
 
         self.written = counter("written_bytes", "Bytes of the files of saves that succeeded.")
         self.read = counter("read_bytes", "Bytes read from storage.", "call", _READING)
+        self.zero_copy = counter(
+            "zero_copy_bytes", "Bytes that saves have written from tensors without a copy."
+        )
         self.sealed = counter("sealed_bytes", "Bytes that saves that succeeded have sealed.")
         self.opened = counter("opened_bytes", "Sealed bytes that loads have opened.")
         self.saves = counter("saves", "Saves by how they ended.", "result", _SAVE_RESULTS)
@@ -259,6 +262,7 @@ class _Metrics:
             return
         self.saves.labels("ok").inc()
         self.written.inc(outcome.bytes)
+        self.zero_copy.inc(outcome.zero_copy_bytes)
         self.sealed.inc(outcome.sealed_bytes)
         self.save_seconds.observe(outcome.seconds)
         if seconds:

@@ -102,6 +102,7 @@ class Options:
         "PENSTOCK_STAGING_BYTES", None, Number(4 * _MIB, 1 << 50, "bytes")
     )
     verify: bool = _option("PENSTOCK_VERIFY", True, Flag())
+    zero_copy: bool = _option("PENSTOCK_ZERO_COPY", True, Flag())
     shard_bytes: int | None = _option("PENSTOCK_SHARD_BYTES", None, Number(4096, 1 << 50, "bytes"))
     rank_timeout_seconds: int = _option(
         "PENSTOCK_RANK_TIMEOUT_SECONDS", 300, Number(1, 86_400, "seconds", is_open=False)

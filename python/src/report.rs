@@ -22,6 +22,7 @@ pub(crate) fn of_save<'py>(py: Python<'py>, report: &SaveReport) -> PyResult<Bou
     dict.set_item("tensor_bytes", report.tensor_bytes)?;
     dict.set_item("linked_bytes", report.linked_bytes)?;
     dict.set_item("device_bytes", report.device_bytes)?;
+    dict.set_item("zero_copy_bytes", report.zero_copy_bytes)?;
     dict.set_item("sealed_bytes", report.sealed_bytes)?;
     dict.set_item("tensors", report.tensors)?;
     dict.set_item("files", report.files)?;
@@ -43,6 +44,7 @@ pub(crate) fn of_written<'py>(
     dict.set_item("tensor_bytes", written.tensor_bytes)?;
     dict.set_item("linked_bytes", written.linked_bytes)?;
     dict.set_item("device_bytes", written.device_bytes)?;
+    dict.set_item("zero_copy_bytes", written.zero_copy_bytes)?;
     dict.set_item("sealed_bytes", written.sealed_bytes)?;
     dict.set_item("tensors", written.tensors)?;
     dict.set_item("files", written.files)?;

@@ -48,7 +48,7 @@ pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};
 pub use slots::{Lent, Reading, Slots};
 pub use streaming::stream_copy;
-pub use watch::{Edges, Unwatchable, Watch};
+pub use watch::{Edges, HugePages, Unwatchable, Watch};
 
 /// The owner that keeps the bytes of an [`IoBuf`] alive; dropped after the last window on them.
 pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
@@ -64,6 +64,8 @@ pub struct IoBuf {
     capacity: usize,
     /// Bytes before `address` that belong to this window and are skipped for now.
     advanced: usize,
+    /// Whether the memory is a caller's, lent for writes to a file.
+    is_lent: bool,
     owner: Owner,
 }
 
@@ -86,6 +88,24 @@ impl IoBuf {
             len: capacity,
             capacity,
             advanced: 0,
+            is_lent: false,
+            owner,
+        }
+    }
+
+    /// A window on memory that others may write to, for writes to a file: nothing is read into it.
+    ///
+    /// # Safety
+    /// The bytes are initialised and readable as long as `owner` lives. Whoever has the window
+    /// passes its bytes only to the system, or to a digest, whose result is of no use after a
+    /// change.
+    unsafe fn lent(address: NonNull<u8>, len: usize, owner: Owner) -> IoBuf {
+        IoBuf {
+            address,
+            len,
+            capacity: len,
+            advanced: 0,
+            is_lent: true,
             owner,
         }
     }
@@ -124,7 +144,11 @@ impl IoBuf {
     }
 
     /// The bytes in use, mutable.
+    ///
+    /// # Panics
+    /// If the memory is lent for writes to a file.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        assert!(!self.is_lent, "lent memory is not written to");
         // SAFETY: as in `as_slice`, and the exclusive borrow of the only window on these bytes
         // makes the slice exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
@@ -161,6 +185,7 @@ impl IoBuf {
             len: self.len.saturating_sub(at),
             capacity: self.capacity - at,
             advanced: 0,
+            is_lent: self.is_lent,
             owner: Arc::clone(&self.owner),
         };
         self.len = self.len.min(at);

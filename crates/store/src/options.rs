@@ -76,6 +76,8 @@ pub struct Options {
     /// Whether a load checks digests. Calls that end in a verdict (verify, scrub, survey, salvage)
     /// always check them.
     pub verify: bool,
+    /// Whether a save writes from the tensors' own memory where that is aligned.
+    pub zero_copy: bool,
     /// A replica of the loaded checkpoint: damaged chunks are read there.
     pub replica: Option<PathBuf>,
     /// Whether a save is planned for an attempt with a key, see
@@ -85,6 +87,10 @@ pub struct Options {
     /// Whether a save hashes each chunk that it writes, for a signature.
     #[serde(skip)]
     pub is_hashed: bool,
+    /// Whether a save without copies also takes little memory, short pieces and small pages: for
+    /// tests, as none of that pays.
+    #[serde(skip)]
+    pub lends_all: bool,
     /// The nice value of the writing threads, if they are to yield to others.
     #[serde(skip)]
     pub nice: Option<u8>,
@@ -116,9 +122,11 @@ impl Default for Options {
             staging_bytes: None,
             shard_bytes: None,
             verify: true,
+            zero_copy: true,
             replica: None,
             is_sealed: false,
             is_hashed: false,
+            lends_all: false,
             nice: None,
             engine_factory: None,
             file_system: Arc::new(Native),
@@ -137,9 +145,11 @@ impl fmt::Debug for Options {
             .field("staging_bytes", &self.staging_bytes)
             .field("shard_bytes", &self.shard_bytes)
             .field("verify", &self.verify)
+            .field("zero_copy", &self.zero_copy)
             .field("replica", &self.replica)
             .field("is_sealed", &self.is_sealed)
             .field("is_hashed", &self.is_hashed)
+            .field("lends_all", &self.lends_all)
             .field("nice", &self.nice)
             .finish_non_exhaustive()
     }
@@ -160,6 +170,10 @@ pub struct Settings {
     pub shard_bytes: u64,
     /// Whether a load checks digests.
     pub verify: bool,
+    /// Whether a save writes from the tensors' own memory where that is aligned.
+    pub zero_copy: bool,
+    /// Whether it also takes what does not pay.
+    pub lends_all: bool,
     /// Whether a save hashes each chunk that it writes.
     pub is_hashed: bool,
     /// A replica of the checkpoint.
@@ -305,6 +319,8 @@ impl Options {
             io_threads,
             shard_bytes: self.bound_of_shards(given.shard_bytes, bytes),
             verify: self.verify,
+            zero_copy: self.zero_copy,
+            lends_all: self.lends_all,
             is_hashed: self.is_hashed,
             replica: self.replica.clone(),
             nice: self.nice,

@@ -64,6 +64,10 @@ pub struct Run {
     pub fallbacks: Vec<Fallback>,
     /// Whether every file bypassed the page cache.
     pub is_direct: bool,
+    /// Tensor data written from the caller's memory without a copy, in bytes.
+    pub zero_copy_bytes: u64,
+    /// Further choices of the call, each with the reason.
+    pub choices: Vec<String>,
 }
 
 impl Run {
@@ -78,6 +82,7 @@ impl Run {
     pub(crate) fn merge(&mut self, other: Run) {
         self.engine = other.engine;
         self.setup = other.setup;
+        self.zero_copy_bytes += other.zero_copy_bytes;
         other
             .fallbacks
             .into_iter()
@@ -118,7 +123,12 @@ impl Transport {
             engine_setup: run.setup,
             direct_io,
             fallbacks: run.fallbacks,
-            choices: settings.choices.clone(),
+            choices: settings
+                .choices
+                .iter()
+                .cloned()
+                .chain(run.choices)
+                .collect(),
             device: settings.device.as_ref().map(ToString::to_string),
             io_threads: settings.io_threads,
             queue_depth: settings.queue_depth,
@@ -145,6 +155,8 @@ pub struct SaveReport {
     pub linked_bytes: u64,
     /// Tensor data that devices copied from their memory, in bytes.
     pub device_bytes: u64,
+    /// Tensor data written from the caller's memory without a copy, in bytes.
+    pub zero_copy_bytes: u64,
     /// Bytes that were sealed: all of the shards but their headers, or none.
     pub sealed_bytes: u64,
     /// Number of tensors stored.

@@ -189,6 +189,7 @@ pub fn save_authentic(
         tensor_bytes: written.tensor_bytes,
         linked_bytes: written.linked_bytes,
         device_bytes: written.device_bytes,
+        zero_copy_bytes: written.zero_copy_bytes,
         sealed_bytes: written.sealed_bytes,
         tensors: written.tensors,
         files: written.files + 1,

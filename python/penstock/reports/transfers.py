@@ -51,6 +51,7 @@ class SaveReport:
             those of an optimizer that keeps its state on storage. Not included in ``bytes``.
         device_bytes: Bytes of tensor data that GPUs copied from their memory to pinned host memory.
             Tensors on other devices are not included, because PyTorch copies them to the host.
+        zero_copy_bytes: Bytes of tensor data written from the tensors' own memory, without a copy.
         sealed_bytes: Bytes of tensor data that were sealed; 0 in a clear save.
         rank: Number of the rank that this report describes; bytes, tensors and files are its own.
         world_size: Number of ranks that saved together.
@@ -79,6 +80,7 @@ class SaveReport:
     staging_peak_bytes: int
     linked_bytes: int = 0
     device_bytes: int = 0
+    zero_copy_bytes: int = 0
     sealed_bytes: int = 0
     rank: int = 0
     world_size: int = 1

@@ -108,6 +108,18 @@ impl HostRegion {
         self.span.clone()
     }
 
+    /// The addresses of a range of contiguous content.
+    ///
+    /// # Panics
+    /// If it is not contiguous, or the range reaches beyond it.
+    pub fn addresses(&self, range: &Range<u64>) -> Range<usize> {
+        assert!(self.is_contiguous(), "the content is contiguous");
+        let bytes = usize::try_from(range.end - range.start).expect("it fits the address space");
+        self.check_range(range.start, bytes);
+        let start = self.span.start + range.start as usize;
+        start..start + bytes
+    }
+
     /// Whether the content is contiguous and in order.
     pub fn is_contiguous(&self) -> bool {
         self.strided.is_none()

@@ -17,6 +17,7 @@
 #![allow(unsafe_code)]
 
 mod edges;
+mod huge;
 mod kernel;
 mod mapping;
 mod pages;
@@ -34,8 +35,9 @@ use rustix::param::page_size;
 use super::{HostRegion, Region};
 use edges::Edge;
 pub use edges::Edges;
+pub use huge::HugePages;
 use kernel::Kernel;
-use mapping::{MappingKind, mappings, within};
+use mapping::{Mapping, MappingKind, mappings, within};
 use pages::{merged, overlaps, to_register, whole_pages};
 use turn::Turn;
 pub use unwatchable::Unwatchable;
@@ -70,20 +72,42 @@ impl Watch {
             regions[index].host().is_some() && without.binary_search(&index).is_err()
         };
         let watched: Vec<usize> = (0..regions.len()).filter(watched).collect();
-        let mut pages = Vec::new();
         for &index in &watched {
-            let span = span_of(&regions[index]);
-            for mapping in within(&mappings, &span) {
-                match mapping.kind {
-                    MappingKind::Anonymous => {}
-                    MappingKind::Shared => return Err(Unwatchable::Shared { region: index }),
-                    MappingKind::File => return Err(Unwatchable::Mapped { region: index }),
-                }
+            match kind_of(&regions[index], &mappings) {
+                MappingKind::Anonymous => {}
+                MappingKind::Shared => return Err(Unwatchable::Shared { region: index }),
+                MappingKind::File => return Err(Unwatchable::Mapped { region: index }),
             }
-            pages.extend(Some(whole_pages(&span)).filter(|pages| !pages.is_empty()));
         }
-        let pages = merged(pages);
-        let ranges = to_register(&pages, &mappings).ok_or(Unwatchable::Scattered)?;
+        Watch::of(regions, &watched, &mappings, turn)
+    }
+
+    /// Watches as many of the `wanted` host regions as can be watched, and returns their indices.
+    ///
+    /// # Errors
+    /// As those of [`begin`](Watch::begin).
+    pub fn begin_where_possible(
+        regions: Arc<Vec<Region>>,
+        mut wanted: Vec<usize>,
+    ) -> Result<(Watch, Vec<usize>), Unwatchable> {
+        let turn = Turn::take().ok_or(Unwatchable::Busy)?;
+        let mappings = mappings()?;
+        wanted.retain(|&index| kind_of(&regions[index], &mappings) == MappingKind::Anonymous);
+        let watch = Watch::of(regions, &wanted, &mappings, turn)?;
+        Ok((watch, wanted))
+    }
+
+    fn of(
+        regions: Arc<Vec<Region>>,
+        watched: &[usize],
+        mappings: &[Mapping],
+        turn: Turn,
+    ) -> Result<Watch, Unwatchable> {
+        let pages = watched
+            .iter()
+            .map(|&index| whole_pages(&span_of(&regions[index])));
+        let pages = merged(pages.filter(|pages| !pages.is_empty()).collect());
+        let ranges = to_register(&pages, mappings).ok_or(Unwatchable::Scattered)?;
         let mut watch = Watch {
             pages,
             edges: Arc::default(),
@@ -98,11 +122,8 @@ impl Watch {
         }
         watch.protect()?;
         // Read after protecting, so that a write in between is in the edges.
-        let edges = watched
-            .into_iter()
-            .flat_map(|index| watch.edges_of(index))
-            .collect();
-        watch.edges = Arc::new(Edges(edges));
+        let edges = watched.iter().flat_map(|&index| watch.edges_of(index));
+        watch.edges = Arc::new(Edges(edges.collect()));
         Ok(watch)
     }
 
@@ -122,6 +143,19 @@ impl Watch {
             written.map_err(refused("PAGEMAP_SCAN"))?;
         }
         Ok(())
+    }
+
+    /// The part of a range of contiguous content that a watch protects, cut at multiples of
+    /// `step_bytes` from the start of the range; empty if there is none.
+    pub fn protectable(region: &HostRegion, range: &Range<u64>, step_bytes: u64) -> Range<u64> {
+        let span = region.span();
+        let pages = whole_pages(&span);
+        let first = pages.start.saturating_sub(span.start) as u64;
+        let end = pages.end.saturating_sub(span.start) as u64;
+        let skipped = first.saturating_sub(range.start);
+        let start = range.start + skipped.next_multiple_of(step_bytes);
+        let bytes = range.end.min(end).saturating_sub(start);
+        start..start + bytes - bytes % step_bytes
     }
 
     fn protect(&self) -> Result<(), Unwatchable> {
@@ -164,6 +198,12 @@ impl Watch {
     /// one that only shares a page with the written one.
     pub fn find_written(&self) -> Option<usize> {
         self.pages.iter().find_map(|pages| self.find_within(pages))
+    }
+
+    /// Whether whole pages of watched regions were written to since the watch began.
+    pub fn is_written(&self, addresses: &Range<usize>) -> bool {
+        // Where the kernel gives no answer, a write must be assumed.
+        !matches!(self.kernel.find_written(addresses), Ok(None))
     }
 
     fn find_within(&self, pages: &Range<usize>) -> Option<usize> {
@@ -210,6 +250,14 @@ impl Watch {
 /// The addresses of a host region; an empty range for a device's.
 fn span_of(region: &Region) -> Range<usize> {
     region.host().map_or(0..0, HostRegion::span)
+}
+
+/// The kind of mapping of a region; of several kinds, one that is not anonymous.
+fn kind_of(region: &Region, mappings: &[Mapping]) -> MappingKind {
+    let span = span_of(region);
+    let mut kinds = within(mappings, &span).map(|mapping| mapping.kind);
+    let other = kinds.find(|kind| *kind != MappingKind::Anonymous);
+    other.unwrap_or(MappingKind::Anonymous)
 }
 
 impl Drop for Watch {

@@ -74,6 +74,13 @@ impl Digest {
         Digest(crc_fast::checksum(Crc64Nvme, bytes))
     }
 
+    /// Digests bytes that lie in several pieces.
+    pub fn of_pieces<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Digest {
+        let mut digest = crc_fast::Digest::new(Crc64Nvme);
+        pieces.into_iter().for_each(|piece| digest.update(piece));
+        Digest(digest.finalize())
+    }
+
     /// Digests the contents of a memory region, in row-major order.
     pub fn of_memory(memory: &HostRegion) -> Digest {
         let chunks = Digest::chunks_of_memory(memory);

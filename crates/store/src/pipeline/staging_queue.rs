@@ -20,6 +20,7 @@
 //! `release` drops the sources.
 
 mod claim;
+mod lending;
 mod release;
 mod stagers;
 mod state;
@@ -38,6 +39,7 @@ use crate::error::{Error, Result};
 use crate::plan::write::WritePlan;
 use crate::seal::ShardSealer;
 
+pub(super) use self::lending::{Lending, LentExtent, Loan};
 pub(super) use self::state::Filled;
 
 /// How often a waiting thread checks whether its work is still needed.
@@ -52,8 +54,9 @@ const DEVICE_RUN_BYTES: u64 = 16 << 20;
 const HOST_PART_MAX: u64 = 8;
 
 /// The answer to a worker that asks for an extent.
-pub(super) enum Next {
+pub(super) enum Next<'a> {
     Filled(Filled),
+    Lent(LentExtent<'a>),
     /// No extent now, but one will follow.
     Later,
     /// No further extents.
@@ -160,7 +163,8 @@ impl StagingQueue {
         may_wait: bool,
         halt: &Halt<'_>,
         sealers: &[ShardSealer],
-    ) -> Result<Next> {
+        lending: Option<&Lending>,
+    ) -> Result<Next<'_>> {
         let patience = if may_wait { TURN } else { Duration::ZERO };
         while halt.check_running()? {
             let mut state = self.lock();
@@ -190,8 +194,8 @@ impl StagingQueue {
                 let taken = self.pool.take_timeout(patience)?;
                 drop(span);
                 if let Some(buf) = taken {
-                    if let Some(filled) = self.fill(buf, sealers)? {
-                        return Ok(Next::Filled(filled));
+                    if let Some(next) = self.fill(buf, sealers, lending)? {
+                        return Ok(next);
                     }
                 } else if may_wait && is_staged_beside {
                     // The stager takes the returned memory, and signals when it is filled.
@@ -211,12 +215,26 @@ impl StagingQueue {
         Ok(Next::End)
     }
 
-    /// Copies the next extent for a worker, if one is left.
-    fn fill(&self, buf: IoBuf, sealers: &[ShardSealer]) -> Result<Option<Filled>> {
-        let Some(mut claim) = self.claim(1, false) else {
+    /// Copies or lends the next extent for a worker, if one is left.
+    fn fill(
+        &self,
+        buf: IoBuf,
+        sealers: &[ShardSealer],
+        lending: Option<&Lending>,
+    ) -> Result<Option<Next<'_>>> {
+        let Some(claim) = self.claim(1, false) else {
             return Ok(None);
         };
-        claim.copy(buf, sealers).map(Some)
+        let (mut claim, buf) = match lending {
+            None => (claim, buf),
+            Some(lending) => match claim.lend(buf, lending) {
+                Ok(lent) => return Ok(Some(Next::Lent(lent))),
+                Err(unlent) => unlent,
+            },
+        };
+        claim
+            .copy(buf, sealers)
+            .map(|filled| Some(Next::Filled(filled)))
     }
 
     /// Hands a staged extent to the workers.
@@ -318,7 +336,7 @@ mod tests {
         let halt = Halt::new(&progress);
         let mut claim = staging_queue.claim(4, true).unwrap();
         assert!(matches!(
-            staging_queue.next(false, &halt, &[]),
+            staging_queue.next(false, &halt, &[], None),
             Ok(Next::Later)
         ));
         for number in 0..4 {
@@ -329,11 +347,11 @@ mod tests {
         drop(claim);
         assert!(lent.is_returned());
         for number in 0..4 {
-            let next = staging_queue.next(true, &halt, &[]).unwrap();
+            let next = staging_queue.next(true, &halt, &[], None).unwrap();
             assert!(matches!(next, Next::Filled(filled) if filled.number == number));
         }
         assert!(matches!(
-            staging_queue.next(true, &halt, &[]),
+            staging_queue.next(true, &halt, &[], None),
             Ok(Next::End)
         ));
     }
@@ -355,13 +373,13 @@ mod tests {
         staging_queue.copy_runs().unwrap();
         for _ in 0..4 {
             assert!(matches!(
-                staging_queue.next(true, &halt, &[]),
+                staging_queue.next(true, &halt, &[], None),
                 Ok(Next::Filled(_))
             ));
         }
         let watch = staging_queue.lock().begin_check().unwrap();
         assert!(matches!(
-            staging_queue.next(false, &halt, &[]),
+            staging_queue.next(false, &halt, &[], None),
             Ok(Next::Later)
         ));
         assert!(!staging_queue.wait(Some(Duration::from_millis(10))));
@@ -376,7 +394,7 @@ mod tests {
             second.join().unwrap().unwrap();
         });
         assert!(matches!(
-            staging_queue.next(true, &halt, &[]),
+            staging_queue.next(true, &halt, &[], None),
             Err(Error::Interrupted)
         ));
         assert_eq!(staging_queue.source_modified(), Some(0));

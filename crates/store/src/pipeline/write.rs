@@ -8,8 +8,9 @@
 //! recently used staging memory is still in a cache. Device copies run in the background, so more
 //! of those are requested ahead.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use penstock_io::buffer::IoBuf;
 use penstock_io::engine::{Completion, Engine, Op, OpKind};
@@ -17,7 +18,7 @@ use penstock_io::file::File;
 use penstock_io::priority;
 use penstock_io::trace::{self, Role};
 
-use super::staging_queue::{Filled, Next, StagingQueue};
+use super::staging_queue::{Filled, Lending, LentExtent, Loan, Next, StagingQueue};
 use super::{Halt, failed, open_engine, run_workers, submit};
 use crate::error::Result;
 use crate::format::digest::{CHUNK_BYTES, Digest};
@@ -31,6 +32,9 @@ use crate::sign::{ChunkHash, FileHasher};
 /// Minimum number of extents that a device copies for a worker at once: with only one, the worker
 /// would wait.
 const FROM_DEVICE_MIN: usize = 8;
+
+/// How long a worker waits at once for memory that others return.
+const MEMORY_PAUSE: Duration = Duration::from_millis(20);
 
 /// The extents that one worker digested, by number, with the digests, the tags and the hashes of
 /// their chunks.
@@ -58,6 +62,7 @@ pub(crate) fn write(
     run: &mut Run,
 ) -> Result<Vec<WrittenChunks>> {
     let workers = (settings.io_threads as u64).min(plan.extents()) as usize;
+    let lending = begin_lending(staging_queue, files, sealers, settings, run);
     let work = |halt: &Halt<'_>| {
         let _row = trace::enter(Role::Writer);
         let _span = trace::span("work");
@@ -71,13 +76,18 @@ pub(crate) fn write(
             sealers,
             settings,
             halt,
+            lending: lending.as_ref(),
             engine: open_engine(settings, &mut run)?,
             completed: Vec::new(),
             device_to_host: VecDeque::new(),
             filled: VecDeque::new(),
             digested: Vec::new(),
+            zero_copy_bytes: 0,
+            changed: VecDeque::new(),
+            lent: HashMap::new(),
         };
         worker.run()?;
+        run.zero_copy_bytes = worker.zero_copy_bytes;
         Ok((run, worker.digested))
     };
     let empty = |bytes: u64| {
@@ -111,6 +121,34 @@ pub(crate) fn write(
     Ok(chunks)
 }
 
+/// Begins to lend the caller's memory to the device, where that is wanted and possible.
+fn begin_lending(
+    staging_queue: &StagingQueue,
+    files: &[Arc<File>],
+    sealers: &[ShardSealer],
+    settings: &Settings,
+    run: &mut Run,
+) -> Option<Lending> {
+    let is_wanted = settings.zero_copy && sealers.is_empty();
+    if !is_wanted || !staging_queue.may_lend(files, settings.lends_all) {
+        return None;
+    }
+    match staging_queue.begin_lending(files, settings.lends_all) {
+        Ok(lending) => Some(lending),
+        Err(reason) => {
+            run.choices.push(format!("zero_copy=off: {reason}"));
+            None
+        }
+    }
+}
+
+/// An extent that is written from the caller's memory.
+struct InFlight<'a> {
+    /// Requests that have not completed.
+    requests: usize,
+    loan: Loan<'a>,
+}
+
 struct Worker<'a> {
     plan: &'a WritePlan,
     staging_queue: &'a StagingQueue,
@@ -119,16 +157,26 @@ struct Worker<'a> {
     sealers: &'a [ShardSealer],
     settings: &'a Settings,
     halt: &'a Halt<'a>,
+    /// `None` to copy everything.
+    lending: Option<&'a Lending>,
     engine: penstock_io::transfer::WholeTransfers,
     completed: Vec<Completion>,
     /// Extents that may still be arriving from a device.
     device_to_host: VecDeque<Filled>,
-    /// Extents waiting for room in the queue.
-    filled: VecDeque<(u64, IoBuf)>,
+    /// Requests waiting for room in the queue: the number of the extent, where the bytes are in
+    /// it, and the bytes.
+    filled: VecDeque<(u64, usize, IoBuf)>,
     digested: Digested,
+    /// Bytes written from the caller's memory.
+    zero_copy_bytes: u64,
+    /// Extents that were changed while they were written, to be copied and written again.
+    changed: VecDeque<(u64, Loan<'a>)>,
+    /// Extents with lent memory, by number. Dropped after the engine, which waits for the requests
+    /// in flight: only then may the caller have its memory back.
+    lent: HashMap<u64, InFlight<'a>>,
 }
 
-impl Worker<'_> {
+impl<'a> Worker<'a> {
     fn run(&mut self) -> Result<()> {
         let mut has_more = true;
         let ahead_max = match self.staging_queue.is_on_device() {
@@ -137,17 +185,25 @@ impl Worker<'_> {
         };
         while self.halt.check_running()? {
             self.staging_queue.check()?;
+            self.copy_changed()?;
             self.take_in()?;
             self.submit_filled();
             if self.collect(0)? {
                 continue;
             }
-            let has_none = self.engine.in_flight() == 0 && self.device_to_host.is_empty();
+            let has_none = self.engine.in_flight() == 0
+                && self.device_to_host.is_empty()
+                && self.changed.is_empty();
             // The device's queue is full: time to fill the next extents.
             if has_more && self.device_to_host.len() + self.filled.len() < ahead_max {
-                match self.staging_queue.next(has_none, self.halt, self.sealers)? {
+                let queue = self.staging_queue;
+                match queue.next(has_none, self.halt, self.sealers, self.lending)? {
                     Next::Filled(filled) => {
                         self.device_to_host.push_back(filled);
+                        continue;
+                    }
+                    Next::Lent(extent) => {
+                        self.take_lent(extent)?;
                         continue;
                     }
                     Next::Later => {}
@@ -161,6 +217,7 @@ impl Worker<'_> {
                 break;
             }
             match self.engine.in_flight() {
+                0 if self.device_to_host.is_empty() => self.wait_for_memory()?,
                 0 => self.digest_next()?,
                 _ => _ = self.collect(1)?,
             }
@@ -181,20 +238,77 @@ impl Worker<'_> {
     /// Waits for the next extent, and digests it.
     fn digest_next(&mut self) -> Result<()> {
         if let Some(Filled { number, buf, tags }) = self.device_to_host.pop_front() {
-            self.digest(number, buf.wait()?, &tags)?;
+            self.digest(number, vec![buf.wait()?], &tags)?;
         }
         Ok(())
     }
 
-    fn digest(&mut self, number: u64, mut buf: IoBuf, sealed: &[Option<Tag>]) -> Result<()> {
+    /// Digests an extent with lent memory, and holds that until the extent is written.
+    fn take_lent(&mut self, extent: LentExtent<'a>) -> Result<()> {
+        let LentExtent {
+            number,
+            segments,
+            loan,
+        } = extent;
+        let requests = segments.len();
+        self.lent.insert(number, InFlight { requests, loan });
+        self.digest(number, segments, &[])
+    }
+
+    /// Returns the memory of an extent that is written, unless it was changed meanwhile: then the
+    /// file may hold other bytes than were digested.
+    fn end_loan(&mut self, number: u64, loan: Loan<'a>) {
+        if self
+            .lending
+            .is_some_and(|lending| !lending.is_unchanged(&loan))
+        {
+            self.changed.push_back((number, loan));
+            return;
+        }
+        self.zero_copy_bytes += loan.bytes();
+        loan.end();
+        let bytes = self.plan.extent(number).bytes();
+        self.halt.progress.advance(bytes as u64);
+    }
+
+    /// Copies extents that were changed while they were written, as far as there is memory: the
+    /// copies are digested and written as those of other extents.
+    fn copy_changed(&mut self) -> Result<()> {
+        while !self.changed.is_empty()
+            && let Some(buf) = self.settings.pool.take_unless_spent()?
+            && let Some((number, loan)) = self.changed.pop_front()
+        {
+            let stale = self
+                .digested
+                .iter()
+                .rposition(|(other, ..)| *other == number);
+            self.digested.swap_remove(stale.expect("it was digested"));
+            self.device_to_host.push_back(loan.copy(buf)?);
+        }
+        Ok(())
+    }
+
+    /// Waits until others return memory for an extent that is to be copied.
+    fn wait_for_memory(&mut self) -> Result<()> {
+        let _span = trace::span("wait for memory");
+        drop(self.settings.pool.take_timeout(MEMORY_PAUSE)?);
+        Ok(())
+    }
+
+    /// Digests an extent, whose bytes are in one or several pieces.
+    fn digest(&mut self, number: u64, mut bufs: Vec<IoBuf>, sealed: &[Option<Tag>]) -> Result<()> {
         let _span = trace::span("digest");
         let extent = self.plan.extent(number);
         let bytes = extent.bytes();
         let (digests, tags) = match self.sealers.get(extent.shard) {
-            None => (digest_chunks(&buf.as_slice()[..bytes]), Vec::new()),
+            None => {
+                let chunks = chunks_of(&bufs, bytes).into_iter();
+                (chunks.map(Digest::of_pieces).collect(), Vec::new())
+            }
             Some(sealer) => {
                 let first = extent.range.start / CHUNK_BYTES;
-                seal_chunks(sealer, first, &mut buf.as_mut_slice()[..bytes], sealed)?
+                let buf = bufs[0].as_mut_slice();
+                seal_chunks(sealer, first, &mut buf[..bytes], sealed)?
             }
         };
         let hashes = match self.settings.is_hashed {
@@ -202,10 +316,9 @@ impl Worker<'_> {
             true => {
                 let _span = trace::span("hash");
                 let hasher = FileHasher::new(self.plan.shards[extent.shard].bytes);
-                let chunks = buf.as_slice()[..bytes].chunks(CHUNK_BYTES as usize);
                 (extent.range.start / CHUNK_BYTES..)
-                    .zip(chunks)
-                    .map(|(index, chunk)| hasher.chunk(index, [chunk]))
+                    .zip(chunks_of(&bufs, bytes))
+                    .map(|(index, chunk)| hasher.chunk(index, chunk))
                     .collect()
             }
         };
@@ -214,13 +327,18 @@ impl Worker<'_> {
             Digest::of_chunks(&digests, bytes as u64).0
         });
         self.digested.push((number, digests, tags, hashes));
-        self.filled.push_back((number, buf));
+        let mut at = 0;
+        for buf in bufs {
+            let len = buf.len();
+            self.filled.push_back((number, at, buf));
+            at += len;
+        }
         Ok(())
     }
 
     fn submit_filled(&mut self) {
         while self.engine.in_flight() < self.settings.queue_depth {
-            let Some((number, mut buf)) = self.filled.pop_front() else {
+            let Some((number, at, mut buf)) = self.filled.pop_front() else {
                 break;
             };
             let extent = self.plan.extent(number);
@@ -233,7 +351,7 @@ impl Worker<'_> {
                 token: number,
                 file: Arc::clone(file),
                 kind: OpKind::Write {
-                    offset: extent.range.start,
+                    offset: extent.range.start + at as u64,
                     buf,
                 },
             };
@@ -245,11 +363,20 @@ impl Worker<'_> {
     fn collect(&mut self, min: usize) -> Result<bool> {
         self.engine.poll(min, None, &mut self.completed)?;
         let found = !self.completed.is_empty();
-        for completion in self.completed.drain(..) {
-            let extent = self.plan.extent(completion.token);
+        for Completion { token, result, buf } in std::mem::take(&mut self.completed) {
+            let extent = self.plan.extent(token);
             let file = &self.files[extent.shard];
-            completion.result.map_err(failed("write", file.path()))?;
-            self.halt.progress.advance(extent.bytes() as u64);
+            result.map_err(failed("write", file.path()))?;
+            // The window keeps the caller's memory.
+            drop(buf);
+            match self.lent.remove(&token) {
+                None => self.halt.progress.advance(extent.bytes() as u64),
+                Some(InFlight { requests: 1, loan }) => self.end_loan(token, loan),
+                Some(InFlight { requests, loan }) => {
+                    let requests = requests - 1;
+                    self.lent.insert(token, InFlight { requests, loan });
+                }
+            }
         }
         Ok(found)
     }
@@ -280,6 +407,20 @@ fn seal_chunks(
     Ok((digests, tags))
 }
 
-fn digest_chunks(bytes: &[u8]) -> Vec<Digest> {
-    bytes.chunks(CHUNK_BYTES as usize).map(Digest::of).collect()
+/// The chunks of an extent of `bytes`, each as the pieces that it consists of.
+fn chunks_of(bufs: &[IoBuf], bytes: usize) -> Vec<Vec<&[u8]>> {
+    let chunk_bytes = CHUNK_BYTES as usize;
+    let mut chunks = vec![Vec::new(); bytes.div_ceil(chunk_bytes)];
+    let mut at = 0;
+    for buf in bufs {
+        let mut rest = &buf.as_slice()[..buf.len().min(bytes - at)];
+        while !rest.is_empty() {
+            let room = chunk_bytes - at % chunk_bytes;
+            let (piece, behind) = rest.split_at(room.min(rest.len()));
+            chunks[at / chunk_bytes].push(piece);
+            at += piece.len();
+            rest = behind;
+        }
+    }
+    chunks
 }

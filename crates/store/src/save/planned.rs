@@ -261,6 +261,7 @@ impl PlannedWrite {
             bytes: self.plan.bytes() + links.copied_bytes + part.bytes,
             part,
             tensor_bytes,
+            zero_copy_bytes: run.zero_copy_bytes,
             sealed_bytes: if self.is_sealed { tensor_bytes } else { 0 },
             linked_bytes: links.linked_bytes,
             device_bytes: self.device_bytes,

@@ -18,6 +18,8 @@ pub struct Written {
     pub linked_bytes: u64,
     /// Tensor data that devices copied from their memory, in bytes.
     pub device_bytes: u64,
+    /// Tensor data written from the caller's memory without a copy, in bytes.
+    pub zero_copy_bytes: u64,
     /// Bytes that were sealed: all of the shards but their headers, or none.
     pub sealed_bytes: u64,
     /// Number of tensors stored.

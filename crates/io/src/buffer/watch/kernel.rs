@@ -33,6 +33,8 @@ const PROTECT: u64 = 1;
 const CHECK_WATCHED: u64 = 1 << 1;
 /// `PAGE_IS_WRITTEN`.
 const IS_WRITTEN: u64 = 1 << 1;
+/// `PAGE_IS_HUGE`.
+const IS_HUGE: u64 = 1 << 6;
 
 /// `struct uffdio_api`, and `struct uffdio_writeprotect`, whose fields have other names.
 #[repr(C)]
@@ -118,36 +120,51 @@ impl Kernel {
 
     /// The first run of pages among these that were written to.
     pub(super) fn find_written(&self, pages: &Range<usize>) -> io::Result<Option<Range<usize>>> {
-        let mut found = PageRegion::default();
-        let mut start = pages.start as u64;
-        while start < pages.end as u64 {
-            let mut scan = Scan {
-                size: size_of::<Scan>() as u64,
-                flags: CHECK_WATCHED,
-                start,
-                end: pages.end as u64,
-                walk_end: 0,
-                vec: (&raw mut found).expose_provenance() as u64,
-                vec_len: 1,
-                max_pages: 0,
-                category_inverted: 0,
-                category_mask: IS_WRITTEN,
-                category_anyof_mask: 0,
-                return_mask: IS_WRITTEN,
-            };
-            // SAFETY: the number and the structure are those of `PAGEMAP_SCAN`, and there is room
-            // for one region at `vec`.
-            unsafe { call::<PAGEMAP_SCAN, _>(&self.pagemap, &mut scan) }?;
-            if found.end > 0 {
-                return Ok(Some(found.start as usize..found.end as usize));
-            }
-            if scan.walk_end <= start {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            start = scan.walk_end;
-        }
-        Ok(None)
+        scan(&self.pagemap, pages, CHECK_WATCHED, IS_WRITTEN)
     }
+}
+
+/// The first run of pages among these that are parts of huge pages.
+pub(super) fn find_huge(pagemap: &File, pages: &Range<usize>) -> io::Result<Option<Range<usize>>> {
+    scan(pagemap, pages, 0, IS_HUGE)
+}
+
+/// The first run of pages among these that are of a category.
+fn scan(
+    pagemap: &File,
+    pages: &Range<usize>,
+    flags: u64,
+    category: u64,
+) -> io::Result<Option<Range<usize>>> {
+    let mut found = PageRegion::default();
+    let mut start = pages.start as u64;
+    while start < pages.end as u64 {
+        let mut scan = Scan {
+            size: size_of::<Scan>() as u64,
+            flags,
+            start,
+            end: pages.end as u64,
+            walk_end: 0,
+            vec: (&raw mut found).expose_provenance() as u64,
+            vec_len: 1,
+            max_pages: 0,
+            category_inverted: 0,
+            category_mask: category,
+            category_anyof_mask: 0,
+            return_mask: category,
+        };
+        // SAFETY: the number and the structure are those of `PAGEMAP_SCAN`, and there is room for
+        // one region at `vec`.
+        unsafe { call::<PAGEMAP_SCAN, _>(pagemap, &mut scan) }?;
+        if found.end > 0 {
+            return Ok(Some(found.start as usize..found.end as usize));
+        }
+        if scan.walk_end <= start {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        start = scan.walk_end;
+    }
+    Ok(None)
 }
 
 /// Calls `ioctl` with a structure, again after an interruption.

@@ -12,7 +12,7 @@ pub(super) struct Mapping {
     pub(super) kind: MappingKind,
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum MappingKind {
     /// No other process reaches it.
     Anonymous,

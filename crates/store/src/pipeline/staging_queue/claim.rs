@@ -19,10 +19,10 @@ use crate::plan::write::ExtentPart;
 use crate::seal::{ShardSealer, Tag};
 
 /// Extents that one thread has claimed, in order.
-pub(super) struct Claim<'a> {
-    staging_queue: &'a StagingQueue,
+pub(in crate::pipeline) struct Claim<'a> {
+    pub(super) staging_queue: &'a StagingQueue,
     /// `None` only while dropping.
-    sources: Option<Arc<Vec<Region>>>,
+    pub(super) sources: Option<Arc<Vec<Region>>>,
     /// Not copied yet.
     pub(super) numbers: Range<u64>,
     is_stager: bool,
@@ -138,7 +138,7 @@ impl Claim<'_> {
 
     /// Copies a piece of a host tensor by `seal`, or plainly where that cannot be: the result is
     /// `None` then.
-    fn copy_host(
+    pub(super) fn copy_host(
         &self,
         tensor: usize,
         source: &HostRegion,
@@ -168,7 +168,7 @@ impl Claim<'_> {
 }
 
 /// Seals a chunk on its way from the caller's memory to its place.
-type Seal<'a> = &'a dyn Fn(&[u8], &mut [u8]) -> Result<Tag>;
+pub(super) type Seal<'a> = &'a dyn Fn(&[u8], &mut [u8]) -> Result<Tag>;
 
 /// Seals the chunks of an extent that lie in one piece.
 struct SealedCopy<'a> {
