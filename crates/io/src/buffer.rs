@@ -96,9 +96,8 @@ impl IoBuf {
     /// A window on memory that others may write to, for writes to a file: nothing is read into it.
     ///
     /// # Safety
-    /// The bytes are initialised and readable as long as `owner` lives. Whoever has the window
-    /// passes its bytes only to the system, or to a digest, whose result is of no use after a
-    /// change.
+    /// The bytes are initialised and readable as long as `owner` lives. The caller passes the
+    /// window only to the system, or to a digest, whose result is void after a change.
     unsafe fn lent(address: NonNull<u8>, len: usize, owner: Owner) -> IoBuf {
         IoBuf {
             address,

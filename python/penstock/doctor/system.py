@@ -194,8 +194,8 @@ def _reported_pages(devices: Path = Path("/sys/bus/virtio/devices")) -> Iterator
             "free memory",
             "warn",
             "the host takes free pages back (free page reporting of the memory balloon)",
-            "memory that was free for two seconds or more takes 1 to 2.3 s/GiB to use again, instead "
-            "of 0.09: loads into new memory vary",
+            "memory that was free for two seconds takes 1 to 2.3 s/GiB to use, instead of 0.09, "
+            "so loads into new memory vary",
             "load(into=) fills memory that is there; or start the virtual machine without "
             "free-page-reporting",
         )

@@ -271,8 +271,8 @@ impl<'a> Worker<'a> {
         self.halt.progress.advance(bytes as u64);
     }
 
-    /// Copies extents that were changed while they were written, as far as there is memory: the
-    /// copies are digested and written as those of other extents.
+    /// Copies extents that were changed while they were written, while there is staging
+    /// memory for them. The copies are digested and written as other extents are.
     fn copy_changed(&mut self) -> Result<()> {
         while !self.changed.is_empty()
             && let Some(buf) = self.settings.pool.take_unless_spent()?
