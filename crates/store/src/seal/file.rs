@@ -265,7 +265,7 @@ mod tests {
     }
 
     fn text() -> Vec<u8> {
-        (0..FILE_BYTES).map(|at| (at * 31 >> 3) as u8).collect()
+        (0..FILE_BYTES).map(|at| ((at * 31) >> 3) as u8).collect()
     }
 
     fn sealed() -> (FileSeal, Vec<u8>) {

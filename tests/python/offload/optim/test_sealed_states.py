@@ -523,6 +523,32 @@ def test_a_reader_of_the_page_opens_it(tmp_path: Path) -> None:
     optimizer.close()
 
 
+def test_tools_take_it_like_other_sealed_checkpoints(tmp_path: Path) -> None:
+    _, optimizer = stepped(tmp_path / "state", **without())
+    state = moments_of(optimizer)
+    keys = {"identities": [KEY]}
+    path = tmp_path / "store" / "step-0000000001"
+    with penstock.CheckpointStore(tmp_path / "store", **SEALED) as store:
+        store.save(1, optimizer.state_dict())
+        assert store.scrub().ok
+    optimizer.close()
+    penstock.sealing.rotate(path, [OTHER], **keys)
+    keys = {"identities": [OTHER]}
+    with pytest.raises(WrongKeyError):
+        penstock.load(path, identities=[KEY])
+    assert_equal_states(state, penstock.load(path, **keys))
+    lazily = penstock.load(path, keys=["state.0.exp_avg"], **keys)
+    assert torch.equal(lazily["state"][0]["exp_avg"], state["state"][0]["exp_avg"])
+    penstock.salvage(path, tmp_path / "clear", unseal=True, **keys)
+    assert_equal_states(state, penstock.load(tmp_path / "clear"))
+    # A damaged chunk takes the moments in it along, and no others.
+    shard = max(path.glob("shard-*"))
+    xored(shard, shard.stat().st_size - 10, b"\1")
+    assert not penstock.verify(path).ok
+    report = penstock.salvage(path, tmp_path / "part", sealing=SEALED["sealing"], **keys)
+    assert 0 < len(report.missing) < 6
+
+
 # Ends.
 
 
