@@ -1,10 +1,12 @@
-//! Files that are sealed by blocks: sealing them as they are written, opening them row by row.
+//! Files with keys of their own: sealed as they are written, by blocks or by chunks, and opened.
 
 use std::sync::Arc;
 
 use penstock_gather::OpenBlocks;
+use penstock_store::format::digest::CHUNK_BYTES;
 use penstock_store::load::open::FileBlocks;
-use penstock_store::seal::BlockSealer;
+use penstock_store::save::LinkedSeal;
+use penstock_store::seal::{BlockSealer, FileSeal};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -17,12 +19,6 @@ use crate::tensor::{self, TensorTarget};
 #[pyclass(frozen, name = "BlockSealer", module = "penstock._native")]
 pub struct NativeBlockSealer {
     inner: Arc<BlockSealer>,
-}
-
-impl NativeBlockSealer {
-    pub(crate) fn shared(&self) -> Arc<BlockSealer> {
-        Arc::clone(&self.inner)
-    }
 }
 
 #[pymethods]
@@ -54,6 +50,84 @@ impl NativeBlockSealer {
 
     fn __repr__(&self) -> &'static str {
         "BlockSealer(..)"
+    }
+}
+
+/// Seals a file by the chunks of its digests, with a key of its own, and opens them.
+#[pyclass(frozen, name = "FileSeal", module = "penstock._native")]
+pub struct NativeFileSeal {
+    inner: Arc<FileSeal>,
+}
+
+impl NativeFileSeal {
+    pub(crate) fn new(inner: Arc<FileSeal>) -> NativeFileSeal {
+        NativeFileSeal { inner }
+    }
+
+    fn check(&self, first: u64, bytes: u64) -> PyResult<()> {
+        let end = first
+            .checked_mul(CHUNK_BYTES)
+            .and_then(|begin| begin.checked_add(bytes));
+        let is_whole = |end: u64| {
+            end == self.inner.file_bytes()
+                || (end < self.inner.file_bytes() && end.is_multiple_of(CHUNK_BYTES))
+        };
+        if end.is_some_and(is_whole) {
+            return Ok(());
+        }
+        Err(PyValueError::new_err(
+            "they are not whole chunks of the file",
+        ))
+    }
+}
+
+#[pymethods]
+impl NativeFileSeal {
+    #[new]
+    fn py_new(py: Python<'_>, nbytes: u64, header_bytes: u64) -> PyResult<NativeFileSeal> {
+        if header_bytes > nbytes.min(CHUNK_BYTES) {
+            return Err(PyValueError::new_err(format!(
+                "header_bytes={header_bytes}: it must fit into the first chunk"
+            )));
+        }
+        let inner = FileSeal::new(nbytes, header_bytes, CHUNK_BYTES);
+        let inner = inner.map_err(|error| errors::raise_key(py, &error))?;
+        Ok(NativeFileSeal::new(Arc::new(inner)))
+    }
+
+    /// Seals consecutive chunks in contiguous memory, in place. No chunk may be sealed twice.
+    fn seal(&self, py: Python<'_>, first: u64, memory: TensorTarget) -> PyResult<()> {
+        let mut memory = tensor::target(memory)?.into_buf();
+        self.check(first, memory.as_slice().len() as u64)?;
+        call::without_gil(py, || self.inner.seal(first, memory.as_mut_slice()))
+    }
+
+    /// Opens consecutive sealed chunks in contiguous memory, in place; returns the number of the
+    /// first one that does not open, which is zeros then.
+    fn open(&self, py: Python<'_>, first: u64, memory: TensorTarget) -> PyResult<Option<u64>> {
+        let mut memory = tensor::target(memory)?.into_buf();
+        self.check(first, memory.as_slice().len() as u64)?;
+        call::without_gil(py, || Ok(self.inner.open(first, memory.as_mut_slice())))
+    }
+
+    fn __repr__(&self) -> &'static str {
+        "FileSeal(..)"
+    }
+}
+
+/// The seal of a linked file.
+#[derive(FromPyObject)]
+pub(crate) enum NativeSeal {
+    Blocks(Py<NativeBlockSealer>),
+    Chunks(Py<NativeFileSeal>),
+}
+
+impl NativeSeal {
+    pub(crate) fn shared(&self) -> LinkedSeal {
+        match self {
+            NativeSeal::Blocks(sealer) => LinkedSeal::Blocks(Arc::clone(&sealer.get().inner)),
+            NativeSeal::Chunks(seal) => LinkedSeal::Chunks(Arc::clone(&seal.get().inner)),
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-use crate::blocks::NativeBlockOpener;
+use crate::blocks::{NativeBlockOpener, NativeFileSeal};
 use crate::call::{self, Callback};
 use crate::errors;
 use crate::keys::Identities;
@@ -373,6 +373,12 @@ impl Checkpoint {
         let pieces = bufs.iter_mut().map(IoBuf::as_mut_slice).collect();
         let wanted = wanted.0..wanted.1;
         call::without_gil(py, || self.inner.open_chunks(file, start, pieces, wanted))
+    }
+
+    /// The seal of a file that is sealed by chunks with a key of its own; None for another file.
+    fn file_seal(&self, py: Python<'_>, file: &str) -> PyResult<Option<NativeFileSeal>> {
+        let seal = call::without_gil(py, || self.inner.file_seal(file))?;
+        Ok(seal.map(NativeFileSeal::new))
     }
 
     /// The opener of a file that is sealed by blocks, with the tags of all blocks in order.

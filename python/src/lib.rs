@@ -73,7 +73,7 @@ mod _native {
     #[pymodule_export]
     use crate::bench::{Bench, probe_directory, probe_io_uring, probe_names, probe_watch};
     #[pymodule_export]
-    use crate::blocks::{NativeBlockOpener, NativeBlockSealer};
+    use crate::blocks::{NativeBlockOpener, NativeBlockSealer, NativeFileSeal};
     #[pymodule_export]
     use crate::caching_allocator::{CachingHostAllocator, reserve};
     #[pymodule_export]

@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::value::RawValue;
 
-use crate::blocks::NativeBlockSealer;
+use crate::blocks::NativeSeal;
 use crate::call::{self, Callback};
 use crate::keys::AttemptKey;
 use crate::options::NativeOptions;
@@ -34,13 +34,7 @@ pub(crate) type NativeAlias = (String, usize, Option<(Vec<u64>, Vec<i64>, u64)>)
 /// box)`.
 pub(crate) type NativeLinked = (Vec<NativeFile>, Vec<NativeFileTensor>);
 
-pub(crate) type NativeFile = (
-    PathBuf,
-    u64,
-    Vec<u64>,
-    Py<PyAny>,
-    Option<Py<NativeBlockSealer>>,
-);
+pub(crate) type NativeFile = (PathBuf, u64, Vec<u64>, Py<PyAny>, Option<NativeSeal>);
 
 pub(crate) type NativeFileTensor = (
     String,
@@ -161,7 +155,7 @@ fn linked((files, tensors): NativeLinked) -> PyResult<Linked> {
             path,
             bytes,
             chunks,
-            sealer: sealer.map(|sealer| sealer.get().shared()),
+            sealer: sealer.map(|sealer| sealer.shared()),
         });
         linked.holders.push(Owner::of(owner));
     }

@@ -13,6 +13,7 @@ import torch
 
 from compare import tensor_bytes
 from penstock import _native
+from penstock.io.files.seals import open_chunks, seal_chunks
 from penstock.tensors import dtypes
 from penstock.tensors.file_tensor import (
     CHUNK_BYTES,
@@ -47,9 +48,12 @@ class Held(HeldFile):
     Args:
         path: Path of the file.
         tensors: The tensors by their names in the file.
+        is_sealed: Whether its chunks are sealed, with a key of its own.
     """
 
-    def __init__(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, path: Path, tensors: Mapping[str, torch.Tensor], *, is_sealed: bool = False
+    ) -> None:
         header: dict[str, Any] = {"__metadata__": {"format": "pt", "penstock": "1"}}
         data = b""
         self._places = {}
@@ -62,12 +66,21 @@ class Held(HeldFile):
             }
             self._places[label] = (len(data), tensor.dtype, tuple(tensor.shape))
             data += piece
+        if is_sealed:
+            entry = {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}
+            header = {"penstock.sealed": entry}
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % PAGE_BYTES)
         self._data_start = 8 + len(text)
         whole = len(text).to_bytes(8, "little") + text + data
         self.path = str(path)
         self.nbytes = len(whole)
+        self._seal = None
+        if is_sealed:
+            self.sealer = self._seal = _native.FileSeal(len(whole), self._data_start)
+            memory = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+            seal_chunks(self._seal, memory, 0)
+            whole = memory.numpy().tobytes()
         self.chunks = chunks_of(whole)
         path.write_bytes(whole)
 
@@ -77,10 +90,10 @@ class Held(HeldFile):
         return FileTensor(self, self._data_start + at, label, dtype, shape, like)
 
     def read(self, memory: Any, offset: int) -> None:
-        with open(self.path, "rb") as file:
-            file.seek(offset)
-            read = np.frombuffer(file.read(memory.nbytes), np.uint8).copy()
-        memory.view(-1).view(torch.uint8).copy_(torch.from_numpy(read))
+        content = torch.frombuffer(bytearray(Path(self.path).read_bytes()), dtype=torch.uint8)
+        if self._seal is not None:
+            assert open_chunks(self._seal, content, 0) is None
+        memory.view(-1).view(torch.uint8).copy_(content[offset : offset + memory.nbytes])
 
     def target(self, tensor: FileTensor) -> Target:
         return Target(f"{self.path}.{tensor.label}", tensor.dtype, tensor.shape, tensor.like)

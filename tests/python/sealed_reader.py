@@ -64,8 +64,11 @@ class SealedCheckpoint(Checkpoint):
             self.opened.append(self._open_blocks(data, number, sealed))
             return self.opened[-1]
         _require(0 <= header_bytes <= min(CHUNK_BYTES, len(data)), "9.5: header_bytes")
-        place = struct.pack("<IIQQQ", 0, number, len(data), header_bytes, CHUNK_BYTES)
-        key, nonce, commitment = self._keys("penstock.v1.shard", self.salt, place)
+        if "key" in sealed:
+            key, nonce, commitment = self._keys_of_file(number, len(data), sealed)
+        else:
+            place = struct.pack("<IIQQQ", 0, number, len(data), header_bytes, CHUNK_BYTES)
+            key, nonce, commitment = self._keys("penstock.v1.shard", self.salt, place)
         _require(base64.b64decode(sealed["commitment"]) == commitment, "9.5: commitment")
         tags = base64.b64decode(sealed["tags"])
         chunks = range(0, len(data), CHUNK_BYTES)
@@ -85,12 +88,7 @@ class SealedCheckpoint(Checkpoint):
         """9.10: a file that is sealed by blocks; its tags are in a tensor of a file before it."""
         header_bytes, block_bytes = sealed["header_bytes"], sealed["blocks"]["block_bytes"]
         _require(sealed["tags"] == "", "9.10: tags")
-        wrapping, nonce, _ = self._keys(
-            "penstock.v1.file", self.salt, struct.pack("<II", 0, number)
-        )
-        wrapped = base64.b64decode(sealed["blocks"]["key"])
-        file_key = _decrypt(wrapping, nonce, wrapped, b"", "9.10: key")
-        _require(len(file_key) == 32, "9.10: key")
+        file_key = self._file_key(number, sealed["blocks"]["key"])
         info = b"penstock.v1.blocks\0" + struct.pack("<QQ", header_bytes, block_bytes)
         okm = HKDF(SHA256(), 76, bytes(32), info).derive(file_key)
         _require(base64.b64decode(sealed["commitment"]) == okm[44:], "9.10: commitment")
@@ -102,6 +100,25 @@ class SealedCheckpoint(Checkpoint):
             block = data[start : start + block_bytes] + tags[TAG_BYTES * index :][:TAG_BYTES]
             opened += _decrypt(okm[:32], _counted(okm[32:44], index), block, b"", f"9.10: {index}")
         return opened
+
+    def _keys_of_file(
+        self, number: int, file_bytes: int, sealed: dict[str, Any]
+    ) -> tuple[bytes, bytes, bytes]:
+        """9.11: the keys of a file that is sealed by chunks with a key of its own."""
+        _require("blocks" not in sealed, "9.11")
+        numbers = struct.pack("<QQQ", file_bytes, sealed["header_bytes"], CHUNK_BYTES)
+        info = b"penstock.v1.chunks\0" + numbers
+        file_key = self._file_key(number, sealed["key"])
+        okm = HKDF(SHA256(), 76, bytes(32), info).derive(file_key)
+        return okm[:32], okm[32:44], okm[44:]
+
+    def _file_key(self, number: int, wrapped: str) -> bytes:
+        """9.10: the key of a file, encrypted for its place in the part."""
+        place = struct.pack("<II", 0, number)
+        wrapping, nonce, _ = self._keys("penstock.v1.file", self.salt, place)
+        file_key = _decrypt(wrapping, nonce, base64.b64decode(wrapped), b"", "9.10: key")
+        _require(len(file_key) == 32, "9.10: key")
+        return file_key
 
     def _tags_of(self, number: int) -> bytes:
         rows = {row["name"]: row for row in self.part["tensors"]}

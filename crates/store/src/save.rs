@@ -42,7 +42,7 @@ use crate::seal::{Sealing, SealingEntry};
 use crate::sign::SigningKey;
 pub use arena::Arena;
 pub use job::{Job, Shards, Staging};
-pub use linked::{Holder, Linked, LinkedFile, LinkedTensor};
+pub use linked::{Holder, Linked, LinkedFile, LinkedSeal, LinkedTensor};
 pub(crate) use planned::put_part;
 use planned::unreadable;
 pub use sidecar::Sidecars;

@@ -13,6 +13,7 @@
 mod blocks;
 mod derive;
 mod encoded;
+mod file;
 mod message;
 mod opener;
 mod record;
@@ -30,6 +31,7 @@ pub(crate) use blocks::BlockKey;
 pub(crate) use derive::{ShardPlace, draw_salt};
 pub(crate) use encoded::Tag;
 pub use encoded::{Block, Sha256, Tags, Text};
+pub use file::FileSeal;
 pub(crate) use message::{ManifestKeys, MessageKey};
 pub(crate) use opener::ShardOpener;
 pub use record::{Seal, Witness};

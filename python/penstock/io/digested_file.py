@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import storage_errors
 from penstock.io.files.digests import chunk_digests, damaged, differing
+from penstock.io.files.seals import open_chunks, tampered
 from penstock.tensors.copying import byte_view
 from penstock.tensors.file_tensor import CHUNK_BYTES, FileTensor, HeldFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock._native import FileSeal
     from penstock.io.tensor_io import TensorIO
     from penstock.tensors.file_tensor import FileTarget
 
@@ -20,17 +22,27 @@ _READ_BYTES = 16 << 20
 
 
 class ReservedFile:
-    """A file with reserved space; its owner writes it, and this object's end removes it."""
+    """A file with reserved space; its owner writes it once, and this object's end removes it.
+
+    Attributes:
+        path: The path of the file.
+        nbytes: Its size.
+        seal: The key of this writing of the file; None to write it in the clear.
+    """
 
     def __init__(self, path: str, nbytes: int) -> None:
         self.path = path
         self.nbytes = nbytes
+        self.seal: FileSeal | None = None
 
 
 class DigestedFile(HeldFile):
     """A complete file of tensors on stable storage.
 
     ``target`` returns the place where a load stores a replacement for one of its tensors.
+
+    Attributes:
+        seal: The key of the file; None if it is clear.
     """
 
     def __init__(
@@ -44,12 +56,13 @@ class DigestedFile(HeldFile):
         self.path = room.path
         self.nbytes = room.nbytes
         self.chunks = chunks
+        self.sealer = self.seal = room.seal
         self._io = io
         self._target = target
         self._last: tuple[int, int, Any] = (0, 0, None)
 
     def read(self, memory: Any, offset: int) -> None:
-        """Fills a contiguous tensor from the file and checks the digests of the bytes."""
+        """Fills a contiguous tensor from the file, and checks the digests of the bytes and tags."""
         if not memory.numel():
             return
         flat = byte_view(memory)
@@ -63,7 +76,7 @@ class DigestedFile(HeldFile):
             first = last
 
     def _content(self, first: int, last: int) -> Any:
-        """Reads whole chunks and checks their digests."""
+        """Reads whole chunks, checks their digests, and opens them if they are sealed."""
         import torch
 
         # A chunk holds many small tensors, which are mostly read in order.
@@ -76,6 +89,10 @@ class DigestedFile(HeldFile):
         if wrong := differing(chunk_digests(content), wanted):
             begin = first + wrong[0] * CHUNK_BYTES
             raise damaged(self.path, os.path.basename(self.path), begin)
+        if self.seal is not None:
+            closed = open_chunks(self.seal, content, first)
+            if closed is not None:
+                raise tampered(self.path, os.path.basename(self.path), closed)
         if last - first <= CHUNK_BYTES:
             self._last = (first, last, content)
         return content

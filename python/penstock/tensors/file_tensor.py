@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock._native import BlockSealer
+    from penstock._native import BlockSealer, FileSeal
 
     ReadBoxes: TypeAlias = "Callable[[Any, Sequence[FileBox]], None]"
 
@@ -30,17 +30,17 @@ class HeldFile(ABC):
         path: The path of the file.
         nbytes: The size of the file.
         chunks: CRC-64/NVME of each `CHUNK_BYTES` of the file; the last chunk may be shorter.
-        sealer: The sealer of its blocks, if it is sealed: only a sealed save may link it.
+        sealer: Its key, if it is sealed by blocks or by chunks: only a sealed save may link it.
     """
 
     path: str
     nbytes: int
     chunks: Sequence[int]
-    sealer: BlockSealer | None = None
+    sealer: BlockSealer | FileSeal | None = None
 
     @abstractmethod
     def read(self, memory: Any, offset: int) -> None:
-        """Fills a contiguous tensor from the file and checks the digests of the bytes."""
+        """Fills a contiguous tensor from the file, and checks the digests of the bytes and tags."""
 
     @abstractmethod
     def target(self, tensor: FileTensor) -> FileTarget:

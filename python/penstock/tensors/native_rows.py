@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from penstock._native import BlockSealer
+    from penstock._native import BlockSealer, FileSeal
     from penstock.tensors.devices import DeviceStream
 
 __all__ = [
@@ -76,14 +76,14 @@ class LinkedFile(NamedTuple):
         nbytes: Its size.
         chunks: Digests of its chunks.
         owner: The object that keeps the file.
-        sealer: The sealer of its blocks, if it is sealed.
+        sealer: Its key, if it is sealed by blocks or by chunks.
     """
 
     path: str
     nbytes: int
     chunks: list[int]
     owner: object
-    sealer: BlockSealer | None = None
+    sealer: BlockSealer | FileSeal | None = None
 
 
 class LinkedTensor(NamedTuple):

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -18,7 +19,7 @@ use crate::format::part::FileOpener;
 use crate::load::check::threads_for;
 use crate::load::checkpoint::Checkpoint;
 use crate::pipeline::damage::Damage;
-use crate::seal::{BlockOpener, ShardOpener};
+use crate::seal::{BlockOpener, FileSeal, ShardOpener};
 
 impl Checkpoint {
     /// Opens whole chunks of a sealed file in place.
@@ -60,6 +61,26 @@ impl Checkpoint {
             is_tampered: true,
         };
         Err(self.corrupt(index, &damage, &self.tensors_in(index, wanted)))
+    }
+
+    /// The seal of a file that is sealed by chunks with a key of its own, as a file of a state that
+    /// changes: other checkpoints may link the file with it. `None` if it has no such key.
+    ///
+    /// # Errors
+    /// [`Error::Sealed`] without identities.
+    pub fn file_seal(&self, file: &str) -> Result<Option<Arc<FileSeal>>> {
+        let index = self
+            .part()
+            .files
+            .iter()
+            .position(|entry| entry.name == file);
+        let (Some(index), Some(openers)) = (index, self.openers()?) else {
+            return Ok(None);
+        };
+        Ok(match &openers[index] {
+            FileOpener::Chunks(opener) => opener.seal().cloned(),
+            FileOpener::Blocks(_) => None,
+        })
     }
 
     /// The opener of a file that is sealed by blocks.

@@ -296,6 +296,7 @@ impl<'a> SealedCopy<'a> {
                 commitment,
                 tags: Tags(sent.tags),
                 blocks: None,
+                key: None,
             }),
         })
     }

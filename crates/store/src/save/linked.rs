@@ -26,7 +26,7 @@ use crate::pipeline::copy::Copy;
 use crate::pipeline::damage::Damage;
 use crate::plan::write::TensorSpec;
 use crate::report::{FallbackKind, Run};
-use crate::seal::{Block, BlockSealer, Sealing, Tags};
+use crate::seal::{Block, BlockSealer, FileSeal, Sealing, Tags};
 
 /// Files that become shards, and the tensors in them.
 #[derive(Default)]
@@ -50,8 +50,17 @@ pub struct LinkedFile {
     pub bytes: u64,
     /// Digests of the file's chunks.
     pub chunks: Vec<Digest>,
-    /// Set if its blocks are sealed; then it can only be part of a sealed checkpoint.
-    pub sealer: Option<Arc<BlockSealer>>,
+    /// Set if it is sealed; then it can only be part of a sealed checkpoint.
+    pub sealer: Option<LinkedSeal>,
+}
+
+/// The seal of a linked file, with a key of its own.
+#[derive(Clone)]
+pub enum LinkedSeal {
+    /// It is sealed by blocks, with tags that a tensor of the checkpoint holds.
+    Blocks(Arc<BlockSealer>),
+    /// It is sealed by chunks, as loads read it.
+    Chunks(Arc<FileSeal>),
 }
 
 /// A tensor in a linked file.
@@ -101,9 +110,17 @@ impl Linked {
         };
         for file in &self.files {
             let (found, expected) = (file.chunks.len(), file.bytes.div_ceil(CHUNK_BYTES));
+            let path = || file.path.display().to_string();
             if found as u64 != expected {
-                let detail = format!("{found} digests of {expected} chunks");
-                return Err(refuse(&file.path.display().to_string(), detail));
+                return Err(refuse(
+                    &path(),
+                    format!("{found} digests of {expected} chunks"),
+                ));
+            }
+            if let Some(LinkedSeal::Chunks(seal)) = &file.sealer
+                && (seal.file_bytes() != file.bytes || !seal.is_whole())
+            {
+                return Err(refuse(&path(), "it is not sealed to its end".to_owned()));
             }
         }
         for tensor in &self.tensors {
@@ -202,15 +219,24 @@ impl LinkedFile {
         rank: u32,
         number: u32,
     ) -> Option<SealedFile> {
-        let sealer = self.sealer.as_ref()?;
-        Some(SealedFile {
-            header_bytes: sealer.header_bytes(),
-            commitment: sealer.commitment(),
-            tags: Tags(Vec::new()),
-            blocks: Some(SealedBlocks {
-                block_bytes: sealer.block_bytes(),
-                key: sealer.wrap(sealing, salt, id, rank, number),
-            }),
+        Some(match self.sealer.as_ref()? {
+            LinkedSeal::Blocks(sealer) => SealedFile {
+                header_bytes: sealer.header_bytes(),
+                commitment: sealer.commitment(),
+                tags: Tags(Vec::new()),
+                blocks: Some(SealedBlocks {
+                    block_bytes: sealer.block_bytes(),
+                    key: sealer.wrap(sealing, salt, id, rank, number),
+                }),
+                key: None,
+            },
+            LinkedSeal::Chunks(seal) => SealedFile {
+                header_bytes: seal.header_bytes(),
+                commitment: seal.commitment(),
+                tags: Tags(seal.tags()),
+                blocks: None,
+                key: Some(seal.wrap(sealing, salt, id, rank, number)),
+            },
         })
     }
 

@@ -218,6 +218,7 @@ impl PlannedWrite {
                     commitment,
                     tags: Tags(tags),
                     blocks: None,
+                    key: None,
                 }),
                 blake3: self.settings.is_hashed.then_some(Hashes(hashes)),
             }

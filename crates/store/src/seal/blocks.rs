@@ -121,11 +121,7 @@ impl BlockSealer {
         rank: u32,
         number: u32,
     ) -> Text {
-        let wrapping = MessageKey::of_file(sealing.key(), salt, id, rank, number);
-        // Room for the tag: no copy of the key is left behind by a reallocation.
-        let mut key = Vec::with_capacity(64);
-        key.extend_from_slice(self.key.expose());
-        wrapping.seal(sealing, key)
+        MessageKey::of_file(sealing.key(), salt, id, rank, number).wrap(sealing, &self.key)
     }
 }
 

@@ -24,6 +24,7 @@ const METADATA: &str = "penstock.v1.metadata";
 const MANIFEST: &str = "penstock.v1.manifest";
 const FILE: &str = "penstock.v1.file";
 const BLOCKS: &str = "penstock.v1.blocks";
+const CHUNKS: &str = "penstock.v1.chunks";
 
 /// The place of a shard, which its keys are bound to.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +72,7 @@ pub(super) fn of_part(key: &DataKey, salt: &Block, id: &str, rank: u32) -> Messa
     message_keys(key, salt, &context)
 }
 
-/// The keys that wrap the key of a file sealed by blocks.
+/// The keys that wrap the key of a file that has one of its own.
 pub(super) fn of_file(
     key: &DataKey,
     salt: &Block,
@@ -89,6 +90,20 @@ pub(super) fn of_file(
 pub(super) fn of_blocks(file_key: &DataKey, header_bytes: u64, block_bytes: u64) -> MessageKeys {
     let mut context = context(BLOCKS, "");
     for number in [header_bytes, block_bytes] {
+        context.extend_from_slice(&number.to_le_bytes());
+    }
+    message_keys(file_key, &Block([0; 32]), &context)
+}
+
+/// The keys of a file that is sealed by chunks with a key of its own, for which it holds as well.
+pub(super) fn of_chunks(
+    file_key: &DataKey,
+    file_bytes: u64,
+    header_bytes: u64,
+    chunk_bytes: u64,
+) -> MessageKeys {
+    let mut context = context(CHUNKS, "");
+    for number in [file_bytes, header_bytes, chunk_bytes] {
         context.extend_from_slice(&number.to_le_bytes());
     }
     message_keys(file_key, &Block([0; 32]), &context)
@@ -190,6 +205,10 @@ mod tests {
             of_metadata(&key, &salt, ID),
             of_metadata(&key, &salt, other_id),
         ] {
+            assert!(seen.insert(*keys.key) && seen.insert(keys.commitment.0));
+        }
+        for (file, header, chunk) in [(9, 8, 7), (10, 8, 7), (9, 9, 7), (9, 8, 8)] {
+            let keys = of_chunks(&key, file, header, chunk);
             assert!(seen.insert(*keys.key) && seen.insert(keys.commitment.0));
         }
         let (commitment, mac) = of_manifest(&key, &salt, ID);

@@ -20,7 +20,7 @@ impl MessageKey {
         MessageKey(derive::of_part(key, salt, id, rank))
     }
 
-    /// The key that encrypts the key of a file sealed by blocks.
+    /// The key that encrypts the key of a file that has one of its own.
     pub(crate) fn of_file(
         key: &DataKey,
         salt: &Block,
@@ -49,6 +49,14 @@ impl MessageKey {
         key.seal_in_place_append_tag(nonce, Aad::empty(), &mut message)
             .expect("a message is far shorter than 64 GiB");
         Text(message)
+    }
+
+    /// Seals the key of a file as the only message.
+    pub(super) fn wrap(self, sealing: &Sealing, key: &DataKey) -> Text {
+        // Room for the tag: no copy of the key is left behind by a reallocation.
+        let mut message = Vec::with_capacity(64);
+        message.extend_from_slice(key.expose());
+        self.seal(sealing, message)
     }
 
     /// Opens the message.

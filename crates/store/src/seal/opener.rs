@@ -1,10 +1,12 @@
 //! Opens the chunks of one shard.
 
+use std::sync::Arc;
+
 use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce};
 
 use super::derive::{self, NONCE_BYTES};
 use super::message::{cipher, is_same, nonce_of};
-use super::{Block, Closed, DataKey, ShardPlace, Tag};
+use super::{Block, Closed, DataKey, FileSeal, ShardPlace, Tag};
 
 /// Opens the chunks of a shard, in any order and from any thread.
 pub(crate) struct ShardOpener {
@@ -12,6 +14,8 @@ pub(crate) struct ShardOpener {
     nonce: [u8; NONCE_BYTES],
     header_bytes: u64,
     tags: Vec<Tag>,
+    /// The seal of a file that has a key of its own.
+    seal: Option<Arc<FileSeal>>,
 }
 
 impl ShardOpener {
@@ -32,7 +36,25 @@ impl ShardOpener {
             nonce: keys.nonce,
             header_bytes: place.header_bytes,
             tags,
+            seal: None,
         })
+    }
+
+    /// The opener of a file with a key of its own.
+    pub(crate) fn of_file(seal: FileSeal) -> ShardOpener {
+        let keys = seal.keys();
+        ShardOpener {
+            cipher: cipher(&keys),
+            nonce: keys.nonce,
+            header_bytes: seal.header_bytes(),
+            tags: seal.tags(),
+            seal: Some(Arc::new(seal)),
+        }
+    }
+
+    /// The seal of the file, if it has a key of its own.
+    pub(crate) fn seal(&self) -> Option<&Arc<FileSeal>> {
+        self.seal.as_ref()
     }
 
     /// Bytes of the header, which stay clear.

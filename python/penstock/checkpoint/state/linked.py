@@ -59,6 +59,9 @@ def mark_of(tensor: FileTensor, name: str) -> int:
     nbytes = math.prod(shape) * item_bytes
     middle = nbytes // 2
     path = tensor.file.path
+    if tensor.file.sealer is not None:
+        # Each rank has sealed its file with another key.
+        return _mark(name, dtype, shape, _opened_page(tensor, middle, nbytes))
     try:
         with open(path, "rb", buffering=0) as file:
             page = os.pread(
@@ -67,6 +70,18 @@ def mark_of(tensor: FileTensor, name: str) -> int:
     except OSError as error:
         message = f"cannot read {path}, which holds {name}: {error.strerror}"
         raise StorageError(message, path=path, errno=error.errno) from error
+    return _mark(name, dtype, shape, page)
+
+
+def _opened_page(tensor: FileTensor, middle: int, nbytes: int) -> bytes:
+    memory = bytearray(min(nbytes - middle, _PAGE_BYTES))
+    if memory:
+        torch = dtypes.import_torch()
+        tensor.file.read(torch.frombuffer(memory, dtype=torch.uint8), tensor.offset + middle)
+    return bytes(memory)
+
+
+def _mark(name: str, dtype: str, shape: tuple[int, ...], page: bytes) -> int:
     data = f"{name}\0{dtype}\0{shape}\0".encode("utf-8", "surrogatepass") + page
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 

@@ -11,8 +11,11 @@ from penstock.offload.optim.optimizer import MEMORY_BYTES, StoredOptimizer
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
     from penstock.offload.optim.shares import ParameterShares
+    from penstock.sealing.identities import Identities
+    from penstock.sealing.passphrase import Key
     from penstock.sealing.sealing import Sealing
 
 
@@ -37,10 +40,13 @@ class AdamW(StoredOptimizer, torch.optim.AdamW):
         masters: Whether float16 and bfloat16 parameters have float32 moments, and float32 copies
             (masters) that are updated and kept in files, too.
         maximize: Whether to maximize the objective.
-        sealing: Not supported yet: refused, as the files of the state stay clear.
+        sealing: For whom the files are sealed; None for clear ones. Only sealed checkpoints can
+            link sealed files, for the same recipients or others.
+        identities: Keys that open a generation for `recover`; None for the file that
+            ``PENSTOCK_IDENTITIES`` names. A run that only steps, saves and loads needs none.
 
     Raises:
-        CannotSealError: ``sealing`` is given; nothing was created.
+        KeyFileError: An identity is no secret key.
         UnsupportedStateError: A parameter is not contiguous, or of an unsupported type.
         StorageError: Another process uses the directory, its file system has no hard links, or the
             system refuses it.
@@ -61,6 +67,7 @@ class AdamW(StoredOptimizer, torch.optim.AdamW):
         masters: bool = False,
         maximize: bool = False,
         sealing: Sealing | None = None,
+        identities: Identities | Key | Iterable[Key] | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -72,7 +79,7 @@ class AdamW(StoredOptimizer, torch.optim.AdamW):
             maximize=maximize,
             fused=True,
         )
-        self._open(directory, memory_bytes, masters, sealing)
+        self._open(directory, memory_bytes, masters, sealing, identities)
 
     def _moments_of(self, group: dict[str, Any]) -> tuple[str, ...]:
         extra = ("max_exp_avg_sq",) if group.get("amsgrad") else ()

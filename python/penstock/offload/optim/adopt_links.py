@@ -1,7 +1,7 @@
 """`adopt_links`: takes over the files of a generation as they are.
 
 Files whose layout is that of the state's files are linked there, without writing their bytes again.
-All are read and compared with their digests.
+All are read and compared with their digests, and sealed ones are opened.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import CorruptCheckpointError
 from penstock.io.files.digests import chunk_digests
+from penstock.io.files.seals import open_chunks, tampered
 from penstock.offload.optim.import_state import StateImport
 from penstock.tensors import dtypes
 from penstock.tensors.memory import of_tensor
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from penstock._native import TensorEntry
     from penstock.checkpoint.loading.opened import OpenCheckpoint
+    from penstock.io.digested_file import ReservedFile
     from penstock.offload.optim.layout import StateSegment
     from penstock.offload.optim.state import StoredState
 
@@ -52,7 +54,14 @@ def adopt_links(
         held = []
         for one in files:
             room = stored.files.link(os.path.join(source.path, one.name), one.nbytes)
-            if room is None or (chunks := _chunks(source, one, room.path, stored)) is None:
+            if room is None:
+                return None
+            if stored.is_sealed and (seal := source.native.file_seal(one.name)) is not None:
+                room.seal = seal
+            elif stored.is_sealed:
+                # Sealed with the key of the generation, which another one does not have.
+                return None
+            if (chunks := _chunks(source, one, room, stored)) is None:
                 return None
             held.append(stored.held(room, chunks))
         state_import.take(segment, held)
@@ -100,9 +109,10 @@ def _file_of(
 
 
 def _chunks(
-    source: OpenCheckpoint, one: _GenerationFile, path: str, stored: StoredState
+    source: OpenCheckpoint, one: _GenerationFile, room: ReservedFile, stored: StoredState
 ) -> list[int] | None:
     """Verifies a file; returns the digests of its chunks, or None if it has another header."""
+    path = room.path
     chunks: list[int] = []
     head = b""
     for start, memory in _read_ahead(one, path, stored):
@@ -116,6 +126,9 @@ def _chunks(
         if start < len(one.header):
             head += bytes(memory[: len(one.header) - start].numpy())
         chunks += chunk_digests(memory)
+        if room.seal is not None and (at := open_chunks(room.seal, memory, start)) is not None:
+            file = os.path.join(source.path, one.name)
+            raise tampered(file, one.name, at)
     return chunks if head == one.header else None
 
 

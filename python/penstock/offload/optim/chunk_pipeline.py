@@ -13,6 +13,7 @@ from penstock.common.tracing import span
 from penstock.errors import PenstockError
 from penstock.io.buffers import Buffers
 from penstock.io.files.digests import chunk_digests, damaged, differing
+from penstock.io.files.seals import open_chunks, seal_chunks, tampered
 from penstock.io.tensor_io import TensorIO
 from penstock.tensors import dtypes
 from penstock.tensors.file_tensor import CHUNK_BYTES
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-    from penstock.io.digested_file import ReservedFile
+    from penstock.io.digested_file import DigestedFile, ReservedFile
     from penstock.io.transfer import Transfer
     from penstock.offload.optim.layout import StateSegment, Window
-    from penstock.tensors.file_tensor import HeldFile
 
 _WINDOW_BYTES_MAX = 16 << 20
 _SLOTS = 6
@@ -48,7 +48,7 @@ class Task:
     """
 
     segment: StateSegment
-    sources: Sequence[HeldFile] | None
+    sources: Sequence[DigestedFile] | None
     targets: list[ReservedFile]
     chunks: list[list[int]]
 
@@ -195,7 +195,10 @@ class ChunkPipeline:
         return self._before.submit(self._finish, task, window, slot)
 
     def _finish(self, task: Task, window: Window, slot: _WindowSlot) -> None:
-        """Waits for a window's state, verifies it, and sets the header; new state is zeros."""
+        """Waits for a window's state, verifies and opens it, and sets the header.
+
+        New state is zeros.
+        """
         torch = dtypes.import_torch()
         if slot.reading is None or task.sources is None:
             for part in slot.parts:
@@ -207,6 +210,11 @@ class ChunkPipeline:
                 wanted = source.chunks[first:last]
                 if differing(chunk_digests(slot.parts[index]), wanted):
                     self._read_again(task, window, index, slot.parts[index], wanted)
+                if (seal := source.seal) is not None:
+                    closed = open_chunks(seal, slot.parts[index], window.begin)
+                    if closed is not None:
+                        name = task.segment.name_at(index, closed)
+                        raise tampered(source.path, name, closed)
         for part, header in zip(slot.parts, task.segment.headers, strict=True):
             if window.begin < len(header):
                 text = header[window.begin : window.end]
@@ -223,7 +231,10 @@ class ChunkPipeline:
             raise damaged(path, task.segment.name_at(index, offset), offset)
 
     def _write(self, task: Task, window: Window, slot: _WindowSlot) -> Transfer:
-        for chunks, part in zip(task.chunks, slot.parts, strict=True):
+        for chunks, part, room in zip(task.chunks, slot.parts, task.targets, strict=True):
+            if room.seal is not None:
+                # In place: the next window to come into this memory is read there.
+                seal_chunks(room.seal, part, window.begin)
             chunks += chunk_digests(part)
         requests = [
             (part, room.path, window.begin)

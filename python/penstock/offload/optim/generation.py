@@ -15,8 +15,10 @@ from penstock.checkpoint.loading.load import LoadRequest, read
 from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.state.flatten import flatten
 from penstock.common.process import own_size
-from penstock.errors import StateMismatchError
+from penstock.errors import SealedError, StateMismatchError
 from penstock.offload.optim.adopt_links import adopt_links
+from penstock.sealing.sealing_keys import SealingKeys
+from penstock.sealing.unsealing import CLEAR, Unsealing
 from penstock.tensors.arguments import to_native
 from penstock.tensors.native_rows import Linked, LinkedFile
 
@@ -58,16 +60,35 @@ class _Flat(NamedTuple):
     files: list[tuple[StateSegment, int]]
 
 
+def keys_of(sealing: Any, identities: Any) -> SealingKeys:
+    """The keys of an optimizer by its arguments ``sealing`` and ``identities``."""
+    keys = SealingKeys.of(sealing, identities)
+    if keys.is_demanded and keys.sealing is None:
+        raise ValueError(
+            "identities= without sealing=: what they open would be written in the clear"
+        )
+    return keys
+
+
 class Generation:
     """Generations of a state, each replacing the one before."""
 
-    def __init__(self, kind: str, stored: StoredState) -> None:
+    def __init__(self, kind: str, stored: StoredState, keys: SealingKeys) -> None:
         self._kind = kind
         self._stored = stored
+        self._keys = keys
         self._numbers: list[int] = []
         self._flat: _Flat | None = None
 
-    def commit(self, path: str, steps: Mapping[int, float]) -> None:
+    def draw_key(self) -> _native.AttemptKey | None:
+        """Draws the key of the next generation; None for a clear one.
+
+        Raises:
+            KmsError: A key management service that wraps it was not reachable.
+        """
+        return None if self._keys.sealing is None else self._keys.sealing.wrap_new()
+
+    def commit(self, path: str, steps: Mapping[int, float], key: _native.AttemptKey | None) -> None:
         """Commits the present state as the generation to find after a crash."""
         numbers = list(steps)
         # Describes tens of thousands of small tensors once, not at each step.
@@ -75,7 +96,7 @@ class Generation:
             self._numbers, self._flat = numbers, self._flattened(numbers)
         tree, tensors, places = self._flat
         held = [self._stored.file(segment, index) for segment, index in places]
-        files = [LinkedFile(one.path, one.nbytes, list(one.chunks), one) for one in held]
+        files = [LinkedFile(one.path, one.nbytes, list(one.chunks), one, one.seal) for one in held]
         note = {
             "optimizer": self._kind,
             "ranks": own_size(),
@@ -90,6 +111,7 @@ class Generation:
             step=None,
             metadata=json.dumps(note),
             overwrite=True,
+            sealing=key,
             options=to_native(None),
             progress=None,
         )
@@ -112,7 +134,8 @@ class Generation:
         """Takes over the generation at a path into files of the state; None if there is none."""
         if not os.path.exists(os.path.join(path, _native.MANIFEST)):
             return None
-        source = OpenCheckpoint(path)
+        unsealing = CLEAR if self._keys.sealing is None else self._keys.unsealing
+        source = self._opened(path, unsealing)
         try:
             with source.reading():
                 steps = self._steps(path, source.metadata(), count)
@@ -131,8 +154,20 @@ class Generation:
                 steps,
                 lambda number, moment: self._stored.target(number, moment, None),
             )
-            moments = read(path, LoadRequest(into={"state": targets}, rank=0), None).state["state"]
+            request = LoadRequest(into={"state": targets}, rank=0, unsealing=unsealing)
+            moments = read(path, request, None).state["state"]
         return Recovered({int(number): one for number, one in moments.items()}, steps)
+
+    def _opened(self, path: str, unsealing: Unsealing) -> OpenCheckpoint:
+        try:
+            return OpenCheckpoint(path, unsealing=unsealing)
+        except SealedError as error:
+            if self._keys.can_open:
+                raise
+            raise SealedError(
+                f"{path} is sealed: make the optimizer with sealing= and identities= to recover it",
+                path=path,
+            ) from error
 
     def _steps(self, path: str, note: Mapping[str, Any], count: int) -> dict[int, float]:
         """The steps of each parameter, if the generation fits the optimizer; raises otherwise."""

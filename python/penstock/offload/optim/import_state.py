@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from penstock import _native
 from penstock.errors import PenstockError, StateMismatchError
 from penstock.io.digested_file import sync
 from penstock.io.files.digests import combined
+from penstock.io.files.seals import seal_chunks
 from penstock.offload.optim.layout import label
 from penstock.offload.optim.state_dict import PIECE_BYTES, pieces
 from penstock.tensors import dtypes
@@ -18,15 +19,16 @@ from penstock.tensors.file_tensor import CHUNK_BYTES, FileTarget, FileTensor, Fi
 from penstock.tensors.native_rows import TensorSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.io.digested_file import DigestedFile, ReservedFile
     from penstock.io.transfer import Transfer
     from penstock.offload.optim.chunk_pipeline import ChunkPipeline
-    from penstock.offload.optim.files import StateFiles
     from penstock.offload.optim.layout import ParameterEntry, StateSegment
     from penstock.tensors.file_tensor import ReadBoxes
 
+_Run: TypeAlias = "tuple[Any, StateSegment, int, int]"
+"""Bytes to write, their segment, the file in it, and the offset there."""
 _PIECES = 2
 """Pieces in memory: one is read while the one before is written."""
 
@@ -37,20 +39,51 @@ class _SegmentImport:
     Attributes:
         rooms: A file for each moment.
         parts: Written ranges of each file: begin, end and digest.
+        covered: Ranges of each file whose bytes are there, in memory or written.
+        chunks: Chunks of sealed files, by file and offset, some bytes of which are there.
         numbers: For each moment, numbers of the parameters that are written.
     """
 
     def __init__(self, rooms: list[ReservedFile]) -> None:
         self.rooms = rooms
         self.parts: list[list[tuple[int, int, int]]] = [[] for _ in rooms]
+        self.covered: list[list[tuple[int, int]]] = [[] for _ in rooms]
+        self.chunks: dict[tuple[int, int], _PartialChunk] = {}
         self.numbers: list[set[int]] = [set() for _ in rooms]
+
+    @property
+    def recorded(self) -> list[list[Any]]:
+        """All lists of ranges."""
+        return [*self.parts, *self.covered]
+
+
+class _PartialChunk:
+    """A chunk of a sealed file in memory, until all of its bytes are there.
+
+    A chunk is sealed once, whole, and tensors come in any order.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        torch = dtypes.import_torch()
+        self.memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        self._missing_bytes = nbytes
+
+    def add(self, content: Any, at: int) -> bool:
+        """Copies bytes to a place; returns whether the chunk is whole."""
+        self.memory[at : at + content.numel()] = content
+        self._missing_bytes -= content.numel()
+        return not self._missing_bytes
 
 
 class _ImportedState(Protocol):
     """The parts of a `penstock.offload.optim.state.StoredState` that an import needs."""
 
-    files: StateFiles
+    is_sealed: bool
     pipeline: ChunkPipeline
+
+    def take(self, segment: StateSegment) -> ReservedFile:
+        """A file of a segment's size to write."""
+        ...
 
     def segment_of(self, number: int) -> StateSegment:
         """The segment that a parameter's moments are in."""
@@ -78,11 +111,12 @@ class StateImport(Filler):
         self._whole: dict[StateSegment, list[DigestedFile]] = {}
         self._finished: dict[StateSegment, list[DigestedFile]] | None = None
         self._writes: deque[Transfer] = deque()
+        self._is_broken = False
 
     @property
     def is_finished(self) -> bool:
         """Whether no more tensors can be added."""
-        return self._finished is not None
+        return self._finished is not None or self._is_broken
 
     def has(self, number: int, moment: str) -> bool:
         """Whether a moment of a parameter is written."""
@@ -112,14 +146,17 @@ class StateImport(Filler):
         torch = dtypes.import_torch()
         if self._finished is not None:
             raise AssertionError("nothing comes behind the end")
+        self._check_whole()
         places = []
         for number, moment in wanted:
             segment = self.state.segment_of(number)
             self._segment_import(segment)
             places.append((segment, number, segment.moments.index(moment)))
-        before = [(parts, len(parts)) for one in self._segments.values() for parts in one.parts]
+        before = [
+            (ranges, len(ranges)) for one in self._segments.values() for ranges in one.recorded
+        ]
         try:
-            for piece in pieces(places):
+            for piece in pieces(places, self._order(places)):
                 self._drain(_PIECES - 1)
                 memory = torch.empty(piece.nbytes, dtype=torch.uint8, device="cpu")
                 read(memory, piece.boxes)
@@ -129,11 +166,36 @@ class StateImport(Filler):
                 )
         except BaseException:
             self._discard()
-            for parts, count in before:
-                del parts[count:]
+            for ranges, count in before:
+                del ranges[count:]
+            if self.state.is_sealed:
+                self._drop({segment for segment, _, _ in places})
             raise
         for segment, number, file in places:
             self._segments[segment].numbers[file].add(number)
+
+    def _order(self, places: Sequence[tuple[StateSegment, int, int]]) -> list[int] | None:
+        """The order of tensors in their files, in which few chunks are in memory, for sealing."""
+        if not self.state.is_sealed:
+            return None
+        ranks = {segment: rank for rank, segment in enumerate(self._segments)}
+
+        def place(target: int) -> tuple[int, int, int]:
+            segment, number, file = places[target]
+            return ranks[segment], file, segment.index_of(number)
+
+        return sorted(range(len(places)), key=place)
+
+    def _drop(self, segments: Iterable[StateSegment]) -> None:
+        """Drops files after a failure: their chunks may be sealed, and are not sealed again."""
+        for segment in segments:
+            # With tensors of earlier calls in them they are lost, and with them the import.
+            self._is_broken |= any(self._segments[segment].numbers)
+            del self._segments[segment]
+
+    def _check_whole(self) -> None:
+        if self._is_broken:
+            raise PenstockError("an earlier load into these files has failed: load the state again")
 
     def take(self, segment: StateSegment, files: list[DigestedFile]) -> None:
         """Takes over files that hold all of a segment already.
@@ -156,12 +218,14 @@ class StateImport(Filler):
     def finish(self) -> dict[StateSegment, list[DigestedFile]]:
         """Completes and syncs the files; parameters that were not written are zeros."""
         if self._finished is None:
+            self._check_whole()
             try:
                 for segment, segment_import in self._segments.items():
                     self._complete(segment, segment_import)
                 self._drain(0)
             except BaseException:
                 self._discard()
+                self._is_broken = self.state.is_sealed
                 raise
             finished = dict(self._whole)
             for segment, segment_import in self._segments.items():
@@ -177,7 +241,7 @@ class StateImport(Filler):
     def _segment_import(self, segment: StateSegment) -> _SegmentImport:
         found = self._segments.get(segment)
         if found is None:
-            rooms = [self.state.files.take(segment.nbytes) for _ in segment.moments]
+            rooms = [self.state.take(segment) for _ in segment.moments]
             found = self._segments[segment] = _SegmentImport(rooms)
         return found
 
@@ -194,7 +258,7 @@ class StateImport(Filler):
                     f"the state has no {name!r}: it is of another optimizer", key=name
                 )
             header = torch.frombuffer(bytearray(segment.headers[file]), dtype=torch.uint8)
-            gaps = _gaps(segment_import.parts[file], header.numel(), segment.nbytes)
+            gaps = _gaps(segment_import.covered[file], header.numel(), segment.nbytes)
             self._write([(header, segment, file, 0)])
             for begin, end in gaps:
                 for at in range(begin, end, PIECE_BYTES):
@@ -203,8 +267,16 @@ class StateImport(Filler):
                     zeros = torch.zeros(count, dtype=torch.uint8, device="cpu")
                     self._write([(zeros, segment, file, at)])
 
-    def _write(self, runs: Iterable[tuple[Any, StateSegment, int, int]]) -> None:
+    def _write(self, runs: Iterable[_Run]) -> None:
         """Starts to write bytes to their files, and records their digests."""
+        runs = list(runs)
+        for flat, segment, file, offset in runs:
+            covered = self._segments[segment].covered[file]
+            covered.append((offset, offset + flat.numel()))
+        if self.state.is_sealed:
+            runs = [part for run in runs for part in self._sealed(*run)]
+            if not runs:
+                return
         sources: list[TensorSource] = []
         cuts: list[tuple[list[tuple[int, int, int]], int, int]] = []
         requests = []
@@ -220,6 +292,33 @@ class StateImport(Filler):
         for (parts, low, high), digest in zip(cuts, _native.digests(sources), strict=True):
             parts.append((low, high, digest))
         self._writes.append(self.state.pipeline.writes.write_all(requests))
+
+    def _sealed(self, flat: Any, segment: StateSegment, file: int, offset: int) -> Iterator[_Run]:
+        """Seals whole chunks in place, and those of which these bytes are the last."""
+        segment_import = self._segments[segment]
+        seal = segment_import.rooms[file].seal
+        if seal is None:
+            raise AssertionError("a file of a sealed state has a key")
+        at, end = offset, offset + flat.numel()
+        while at < end:
+            begin = at // CHUNK_BYTES * CHUNK_BYTES
+            chunk_end = min(begin + CHUNK_BYTES, segment.nbytes)
+            if at == begin and chunk_end <= end:
+                stop = end if end == segment.nbytes else end // CHUNK_BYTES * CHUNK_BYTES
+                memory = flat[at - offset : stop - offset]
+            else:
+                stop = min(chunk_end, end)
+                chunk = segment_import.chunks.get((file, begin))
+                if chunk is None:
+                    chunk = _PartialChunk(chunk_end - begin)
+                    segment_import.chunks[file, begin] = chunk
+                memory = None
+                if chunk.add(flat[at - offset : stop - offset], at - begin):
+                    memory = segment_import.chunks.pop((file, begin)).memory
+            if memory is not None:
+                seal_chunks(seal, memory, begin)
+                yield memory, segment, file, begin
+            at = stop
 
     def _drain(self, count: int) -> None:
         while len(self._writes) > count:
@@ -287,9 +386,9 @@ class ImportTarget(FileTarget):
         self.like = like
 
 
-def _gaps(parts: list[tuple[int, int, int]], begin: int, end: int) -> list[tuple[int, int]]:
-    """The ranges of a file between begin and end that no part covers."""
-    edges = [(begin, begin), *sorted((low, high) for low, high, _ in parts), (end, end)]
+def _gaps(covered: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+    """The ranges of a file between begin and end that are not covered."""
+    edges = [(begin, begin), *sorted(covered), (end, end)]
     return [(one[1], other[0]) for one, other in pairwise(edges) if one[1] < other[0]]
 
 

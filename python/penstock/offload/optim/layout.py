@@ -28,6 +28,8 @@ which rounds differently. Vectors and threads begin at multiples of a cache line
 SEGMENT_BYTES = 1 << 30
 _LENGTH_BYTES = 8
 _METADATA = {"format": "pt", "penstock": "1"}
+_DECOY = "penstock.sealed"
+"""The only name in the header of a sealed file: `docs/format.md`, 9.6."""
 _HEADER_TYPES = {
     "float32": "F32",
     "float64": "F64",
@@ -100,6 +102,7 @@ class StateSegment:
     Attributes:
         moments: Names of the moments, in the order of the files.
         entries: The parameters, in the order within a file.
+        is_sealed: Whether the files are sealed: their headers then name no parameter.
         starts: Where each begins in a file, in bytes.
         headers: The header of each file, all of one length.
         nbytes: Bytes of each file.
@@ -107,6 +110,7 @@ class StateSegment:
 
     moments: tuple[str, ...]
     entries: list[ParameterEntry]
+    is_sealed: bool = False
     starts: list[int] = field(init=False)
     headers: list[bytes] = field(init=False)
     nbytes: int = field(init=False)
@@ -114,7 +118,8 @@ class StateSegment:
     def __post_init__(self) -> None:
         self.entries = sorted(self.entries, key=_rank_in_file)
         self._indices = {entry.number: index for index, entry in enumerate(self.entries)}
-        texts = [self._header(moment) for moment in self.moments]
+        header = self._decoy if self.is_sealed else self._header
+        texts = [header(moment) for moment in self.moments]
         room = -(-(_LENGTH_BYTES + max(map(len, texts))) // PAGE_BYTES) * PAGE_BYTES
         length = room - _LENGTH_BYTES
         self.headers = [
@@ -127,6 +132,12 @@ class StateSegment:
             at += entry.nbytes
         self.nbytes = at
         self._windows: dict[int, list[Window]] = {}
+
+    def _decoy(self, _moment: str) -> bytes:
+        nbytes = sum(entry.nbytes for entry in self.entries)
+        entry = {"dtype": "U8", "shape": (nbytes,), "data_offsets": (0, nbytes)}
+        described = {"__metadata__": _METADATA, _DECOY: entry}
+        return json.dumps(described, separators=(",", ":")).encode()
 
     def _header(self, moment: str) -> bytes:
         described: dict[str, Any] = {"__metadata__": _METADATA}
@@ -206,7 +217,9 @@ def header_type(dtype: Any) -> str:
     return _HEADER_TYPES[str(dtype).removeprefix("torch.")]
 
 
-def segments_of(entries: Sequence[ParameterEntry]) -> list[StateSegment]:
+def segments_of(
+    entries: Sequence[ParameterEntry], *, is_sealed: bool = False
+) -> list[StateSegment]:
     """The segments of parameters, in their order."""
     groups: dict[tuple[str, ...], list[list[ParameterEntry]]] = {}
     sizes: dict[tuple[str, ...], int] = {}
@@ -218,7 +231,9 @@ def segments_of(entries: Sequence[ParameterEntry]) -> list[StateSegment]:
             size = entry.nbytes
         lists[-1].append(entry)
         sizes[entry.moments] = size
-    return [StateSegment(moments, one) for moments, lists in groups.items() for one in lists]
+    return [
+        StateSegment(moments, one, is_sealed) for moments, lists in groups.items() for one in lists
+    ]
 
 
 def _rank_in_file(entry: ParameterEntry) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ import torch
 from penstock.common.option_kinds import Number
 from penstock.common.process import own_rank
 from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
-from penstock.offload.optim.generation import Generation
+from penstock.offload.optim.generation import Generation, keys_of
 from penstock.offload.optim.host_visit import HostVisit, check_devices, options_on_host
 from penstock.offload.optim.layout import ParameterEntry
 from penstock.offload.optim.load_state import (
@@ -27,8 +27,6 @@ from penstock.offload.optim.load_state import (
 )
 from penstock.offload.optim.shares import SteppedParameter, assigned_of, flat_gradient, shares_of
 from penstock.offload.optim.state import StoredState
-from penstock.offload.optim.state_dict import PIECE_BYTES
-from penstock.sealing.sealing import refuse_sealing
 from penstock.tensors.arguments import decode_local_path
 from penstock.tensors.gc_paused import gc_paused
 from penstock.tensors.torch_names import DTensor
@@ -36,6 +34,7 @@ from penstock.tensors.torch_names import DTensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock._native import AttemptKey
     from penstock.io.digested_file import DigestedFile
     from penstock.offload.optim.chunk_pipeline import Task
     from penstock.offload.optim.layout import StateSegment, Window
@@ -62,24 +61,25 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
     _NEEDS_COUNT = True
     """Whether PyTorch's optimizer refuses moments without a count of steps."""
 
-    def _open(self, directory: Any, memory_bytes: int, masters: bool, sealing: Any) -> None:
+    def _open(
+        self, directory: Any, memory_bytes: int, masters: bool, sealing: Any, identities: Any
+    ) -> None:
         """Opens the state; called after PyTorch's constructor, which registers all parameters."""
         _MEMORY.check("memory_bytes", memory_bytes)
         # Absolute, as the working directory may change later.
         path = os.path.abspath(decode_local_path(directory))
-        refuse_sealing(
-            sealing,
-            path,
-            "keep the directory on an encrypted disk or in memory (tmpfs), or train"
-            " with an optimizer of PyTorch and save sealed checkpoints",
-        )
+        keys = keys_of(sealing, identities)
         self._masters = bool(masters)
         self._numbers: dict[Any, int] = {}
         # The numbers of parameters whose moments are in files.
         self._kept: set[int] = set()
         entries = self._entries()
-        self._stored = StoredState(os.path.join(path, f"rank-{own_rank() or 0:05}"), memory_bytes)
-        self._generation = Generation(type(self).__name__, self._stored)
+        self._stored = StoredState(
+            os.path.join(path, f"rank-{own_rank() or 0:05}"),
+            memory_bytes,
+            is_sealed=keys.sealing is not None,
+        )
+        self._generation = Generation(type(self).__name__, self._stored, keys)
         self._torn: str | None = None
         # Reentrant, as a closure, a hook or a tensor that is read may ask for the state.
         self._turn = threading.RLock()
@@ -179,6 +179,8 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             StorageError: There is no room: nothing has changed, and the step can be made again. Or
                 the system failed: the next call says whether the step was made.
             CorruptCheckpointError: A file is damaged.
+            TamperedError: Somebody without its key has changed a file of a sealed state.
+            KmsError: A key management service was not reachable: nothing has changed.
             DeviceError: The current stream of a device is captured into a graph: nothing has
                 changed. Or a device has failed, for which PyTorch may raise an error of its own.
             StateMismatchError: A parameter was put into a group since the optimizer was made, or is
@@ -292,6 +294,8 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
 
     def _advance(self, live: dict[int, SteppedParameter], scale: Any) -> None:
         begun = is_updated = False
+        # First, as a key management service may be away, and nothing has changed yet.
+        key = self._generation.draw_key()
         scale = None if scale is None else scale.to("cpu")
         options = [options_on_host(group) for group in self.param_groups]
 
@@ -316,7 +320,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             nonlocal is_updated
             is_updated = True
             count_step(live.values())
-            self._commit(path)
+            self._commit(path, key)
 
         try:
             self._stored.advance(live, prepare, work, commit)
@@ -356,7 +360,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
 
     # ---- State
 
-    def _commit(self, path: str) -> None:
+    def _commit(self, path: str, key: AttemptKey | None) -> None:
         """Commits the moments, with the steps of each parameter, as a generation."""
         steps = {
             number: float(self.state[parameter][STEP])
@@ -364,7 +368,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             if STEP in self.state.get(parameter, {})
         }
         self._kept = set(steps)
-        self._generation.commit(path, steps)
+        self._generation.commit(path, steps, key)
 
     def state_dict(self) -> dict[str, Any]:
         """The state as PyTorch's optimizer returns it, but with moments that stay in their files.
@@ -422,6 +426,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 stays.
             StorageError: There is no room for it; the old state stays. Or it cannot be committed:
                 the next call says so.
+            KmsError: A key management service was not reachable; the old state stays.
         """
         self._stored.files.check_open()
         with self._turn, gc_paused():
@@ -431,9 +436,12 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         files: dict[StateSegment, list[DigestedFile]] = {}
         kinds: list[dict[str, Any]] = []
         counts: dict[Any, float] = {}
+        key: AttemptKey | None = None
 
         def take_in(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+            nonlocal key
             self._check_groups(given["param_groups"])
+            key = self._generation.draw_key()
             own = self._parameters()
             plain, state_import = import_moments(self._stored, own, given)
             theirs = [one for group in given["param_groups"] for one in group["params"]]
@@ -458,7 +466,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             for parameter, state in self.state.items():
                 state["step"] = count(counts[parameter])
             self._torn = "a state was loaded, but not committed"
-            self._stored.adopt(files, self._commit)
+            self._stored.adopt(files, lambda path: self._commit(path, key))
             self._torn = None
 
         # After other pre-hooks of a load, and before its other post-hooks.
@@ -502,8 +510,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         unless the parameters have another order or grouping.
 
         Each rank recovers its own generation, and after a crash some may be a step ahead of others:
-        compare
-        the steps in their `state`, and load a checkpoint if they differ.
+        compare the steps in their `state`, and load a checkpoint if they differ.
 
         Returns:
             Whether there was a generation.
@@ -512,6 +519,10 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             StateMismatchError: It is of another optimizer, other parameters, or another number of
                 ranks.
             CorruptCheckpointError: It is damaged.
+            NotSealedError: The optimizer has ``sealing=``, and it is clear.
+            SealedError: It is sealed, and the optimizer has no ``sealing=``, or no identities.
+            WrongKeyError: The identities do not open it.
+            TamperedError: Somebody without its key has changed it.
         """
         self._stored.files.check_open()
         with self._turn, gc_paused():
@@ -534,20 +545,9 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def _fill_parameters(self) -> None:
-        """Copies the masters to the parameters, a piece at a time."""
         for parameter, number in self._numbers.items():
-            if "step" not in self.state.get(parameter, {}):
-                continue
-            master = self._stored.tensor(number, MASTER, None)
-            values, item_bytes = local_of(parameter).view(-1), master.dtype.itemsize
-            for at, piece in enumerate(values.split(PIECE_BYTES // item_bytes)):
-                offset = master.offset + at * PIECE_BYTES
-                if piece.is_cpu and piece.dtype == master.dtype:
-                    master.file.read(piece, offset)
-                else:
-                    memory = torch.empty(piece.shape, dtype=master.dtype, device="cpu")
-                    master.file.read(memory, offset)
-                    piece.copy_(memory)
+            if "step" in self.state.get(parameter, {}):
+                self._stored.copy_to(local_of(parameter), number, MASTER)
 
     def _file_target(
         self, parameter: Any, key: str, dtype: Any, shape: tuple[int, ...]

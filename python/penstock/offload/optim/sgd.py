@@ -10,8 +10,11 @@ from penstock.offload.optim.optimizer import MEMORY_BYTES, StoredOptimizer
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
     from penstock.offload.optim.shares import ParameterShares
+    from penstock.sealing.identities import Identities
+    from penstock.sealing.passphrase import Key
     from penstock.sealing.sealing import Sealing
 
 
@@ -31,10 +34,13 @@ class SGD(StoredOptimizer, torch.optim.SGD):
         memory_bytes: Most bytes of momentum in memory at a time.
         masters: Whether float16 and bfloat16 parameters have float32 momentum and float32 copies.
         maximize: Whether to maximize the objective.
-        sealing: Not supported yet: refused, as the files of the state stay clear.
+        sealing: For whom the files are sealed; None for clear ones. Only sealed checkpoints can
+            link sealed files, for the same recipients or others.
+        identities: Keys that open a generation for `recover`; None for the file that
+            ``PENSTOCK_IDENTITIES`` names. A run that only steps, saves and loads needs none.
 
     Raises:
-        CannotSealError: ``sealing`` is given; nothing was created.
+        KeyFileError: An identity is no secret key.
         UnsupportedStateError: A parameter is not contiguous, or of an unsupported type.
         StorageError: Another process uses the directory, its file system has no hard links, or the
             system refuses it.
@@ -55,6 +61,7 @@ class SGD(StoredOptimizer, torch.optim.SGD):
         masters: bool = False,
         maximize: bool = False,
         sealing: Sealing | None = None,
+        identities: Identities | Key | Iterable[Key] | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -66,7 +73,7 @@ class SGD(StoredOptimizer, torch.optim.SGD):
             maximize=maximize,
             fused=True,
         )
-        self._open(directory, memory_bytes, masters, sealing)
+        self._open(directory, memory_bytes, masters, sealing, identities)
 
     # PyTorch's SGD does not count steps.
     _NEEDS_COUNT = False

@@ -5,12 +5,15 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock import _native
 from penstock.common.tracing import span
 from penstock.io.digested_file import DigestedFile, sync
 from penstock.offload.optim.chunk_pipeline import ChunkPipeline, Task, smallest
 from penstock.offload.optim.files import StateFiles
 from penstock.offload.optim.import_state import ImportTarget, StateImport
 from penstock.offload.optim.layout import label, segments_of
+from penstock.offload.optim.state_dict import PIECE_BYTES
+from penstock.tensors import dtypes
 from penstock.tensors.file_tensor import FileTarget, FileTensor
 
 if TYPE_CHECKING:
@@ -23,11 +26,12 @@ _Prepared = TypeVar("_Prepared")
 
 
 class StoredState:
-    """The moments of parameters, in files of a directory."""
+    """The moments of parameters, in files of a directory, which are sealed if it says so."""
 
-    def __init__(self, directory: str, memory_bytes: int) -> None:
+    def __init__(self, directory: str, memory_bytes: int, *, is_sealed: bool = False) -> None:
         self.files = StateFiles(directory)
         self.pipeline = ChunkPipeline(memory_bytes)
+        self.is_sealed = is_sealed
         self._memory_bytes = memory_bytes
         self._segments: list[StateSegment] = []
         self._segment_of: dict[int, StateSegment] = {}
@@ -36,7 +40,7 @@ class StoredState:
 
     def extend(self, entries: Sequence[ParameterEntry]) -> None:
         """Adds parameters."""
-        added = segments_of(entries)
+        added = segments_of(entries, is_sealed=self.is_sealed)
         if added and (least := smallest(added)) > self._memory_bytes:
             raise ValueError(f"memory_bytes={self._memory_bytes}: {least} is the least that works")
         self._segments += added
@@ -54,6 +58,17 @@ class StoredState:
     def file(self, segment: StateSegment, index: int) -> DigestedFile:
         """One of the current files of a segment."""
         return self._current[segment][index]
+
+    def take(self, segment: StateSegment) -> ReservedFile:
+        """A file of a segment's size to write; if states are sealed, with a key for this alone.
+
+        A key that is drawn for each writing of a file needs no record of used nonces: whatever a
+        crash leaves behind, no later write has its key.
+        """
+        room = self.files.take(segment.nbytes)
+        if self.is_sealed:
+            room.seal = _native.FileSeal(segment.nbytes, segment.starts[0])
+        return room
 
     def held(self, room: ReservedFile, chunks: Sequence[int]) -> DigestedFile:
         """Wraps a file that was written and synced, to hold it."""
@@ -86,7 +101,7 @@ class StoredState:
             Task(
                 one,
                 self._current.get(one),
-                [self.files.take(one.nbytes) for _ in one.moments],
+                [self.take(one) for _ in one.moments],
                 [[] for _ in one.moments],
             )
             for one in concerned
@@ -130,6 +145,20 @@ class StoredState:
         file = self._current[segment][segment.moments.index(moment)]
         name = label(number, moment)
         return FileTensor(file, segment.starts[index], name, entry.dtype, entry.shape, like)
+
+    def copy_to(self, tensor: Any, number: int, moment: str) -> None:
+        """Copies a current moment of a parameter to a contiguous tensor, a piece at a time."""
+        torch = dtypes.import_torch()
+        stored = self.tensor(number, moment, None)
+        flat, item_bytes = tensor.view(-1), stored.dtype.itemsize
+        for at, piece in enumerate(flat.split(PIECE_BYTES // item_bytes)):
+            offset = stored.offset + at * PIECE_BYTES
+            if piece.is_cpu and piece.dtype == stored.dtype:
+                stored.file.read(piece, offset)
+            else:
+                memory = torch.empty(piece.shape, dtype=stored.dtype, device="cpu")
+                stored.file.read(memory, offset)
+                piece.copy_(memory)
 
     def target(self, number: int, moment: str, like: Any) -> FileTarget:
         """The target of a load for a moment, in the import begun since the last `adopt`."""

@@ -14,7 +14,7 @@ from penstock.offload.optim.layout import LINE_BYTES
 from penstock.tensors.file_tensor import FileBox
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.offload.optim.layout import ParameterEntry, StateSegment
 
@@ -79,10 +79,14 @@ class _LocatedBox(NamedTuple):
     shape: tuple[int, ...]
 
 
-def pieces(wanted: Iterable[tuple[StateSegment, int, int]]) -> Iterator[BoxBatch]:
+def pieces(
+    wanted: Sequence[tuple[StateSegment, int, int]], order: Iterable[int] | None = None
+) -> Iterator[BoxBatch]:
     """Cuts tensors into boxes, and packs them into pieces in the order of the files.
 
-    Each tensor is given by its segment, parameter number and file index.
+    Args:
+        wanted: The segment, parameter number and file index of each tensor.
+        order: The indices of the tensors, in the order of the pieces; as they come by default.
 
     Yields:
         Pieces of at most `PIECE_BYTES`.
@@ -90,7 +94,8 @@ def pieces(wanted: Iterable[tuple[StateSegment, int, int]]) -> Iterator[BoxBatch
     gathered: list[_LocatedBox] = []
     taken = 0
     ranks: dict[StateSegment, int] = {}
-    for target, (segment, number, file) in enumerate(wanted):
+    for target in range(len(wanted)) if order is None else order:
+        segment, number, file = wanted[target]
         rank = ranks.setdefault(segment, len(ranks))
         index = segment.index_of(number)
         entry, begin = segment.entries[index], segment.starts[index]

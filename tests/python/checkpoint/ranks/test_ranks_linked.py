@@ -16,6 +16,8 @@ from held_files import Held, Target
 from penstock.errors import RankError, UnsupportedStateError
 from ranks import IMPATIENT
 
+KEY = "PENSTOCK-SECRET-KEY-1" + "5e" * 32
+
 LAYOUTS = {
     "rows": Layout(LINE, [Shard(0)], (8, 3)),
     "columns": Layout(LINE, [Shard(1)], (3, 10)),
@@ -32,7 +34,11 @@ def name_of_moment(name):
     return f"{name} moment"
 
 
-def held_state(root, *, spoil=None):
+def sealing(is_sealed):
+    return penstock.Sealing([KEY]) if is_sealed else None
+
+
+def held_state(root, *, spoil=None, is_sealed=False):
     """Returns parameters in memory, and their moments in one file of this rank."""
     model = {name: sharded(name, layout) for name, layout in LAYOUTS.items()}
     moments = {
@@ -43,7 +49,7 @@ def held_state(root, *, spoil=None):
     if spoil is not None:
         moments[spoil] += 1
     moments["own"] = torch.full((3,), float(rank()))
-    held = Held(Path(root) / f"held-{rank()}", moments)
+    held = Held(Path(root) / f"held-{rank()}", moments, is_sealed=is_sealed)
     found = {
         name: held.tensor(name, like=model[name])
         if name in moments
@@ -69,19 +75,20 @@ def whole_moments():
     return {**found, "tied": found["rows"]}
 
 
-def save_held(root, how):
-    state = held_state(root)
+def save_held(root, how, is_sealed=False):
+    state = held_state(root, is_sealed=is_sealed)
     if how == "save":
-        return penstock.save(Path(root) / "c", state)
-    store = penstock.CheckpointStore(Path(root) / "store")
+        return penstock.save(Path(root) / "c", state, sealing=sealing(is_sealed))
+    store = penstock.CheckpointStore(Path(root) / "store", sealing=sealing(is_sealed))
     return store.save_async(1, state, lazy=how == "lazy").result()
 
 
+@pytest.mark.parametrize("is_sealed", [False, True])
 @pytest.mark.parametrize("how", ["save", "eager", "lazy"])
-def test_ranks_link_to_their_files(jobs, tmp_path, how):
-    reports = jobs.of(4).call(save_held, str(tmp_path), how)
+def test_ranks_link_to_their_files(jobs, tmp_path, how, is_sealed):
+    reports = jobs.of(4).call(save_held, str(tmp_path), how, is_sealed)
     path = tmp_path / "c" if how == "save" else tmp_path / "store" / "step-0000000001"
-    state = penstock.load(path)
+    state = penstock.load(path, identities=[KEY] if is_sealed else None)
     assert_same(state["model"], whole())
     assert_same(state["moments"], whole_moments())
     assert torch.equal(state["own"], torch.zeros(3))
@@ -95,16 +102,17 @@ def test_ranks_link_to_their_files(jobs, tmp_path, how):
     assert len(linked) >= 4
 
 
-def save_spoiled(root):
-    state = held_state(root, spoil="hybrid" if rank() == 3 else None)
+def save_spoiled(root, is_sealed):
+    state = held_state(root, spoil="hybrid" if rank() == 3 else None, is_sealed=is_sealed)
     try:
-        penstock.save(Path(root) / "c", state, options=IMPATIENT)
+        penstock.save(Path(root) / "c", state, options=IMPATIENT, sealing=sealing(is_sealed))
     except RankError as error:
         return str(error)
 
 
-def test_replicas_that_differ_are_told(jobs, tmp_path):
-    told = jobs.of(4).call(save_spoiled, str(tmp_path))
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_replicas_that_differ_are_told(jobs, tmp_path, is_sealed):
+    told = jobs.of(4).call(save_spoiled, str(tmp_path), is_sealed)
     assert all("moments.hybrid is not the same on ranks 1 and 3" in text for text in told)
     assert not os.path.exists(tmp_path / "c" / "manifest.json")
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import forks
+import penstock
 from offload.optim.training_of import in_memory, parameters, set_gradients
 from penstock import offload
 
@@ -45,6 +46,7 @@ _LIFE_SECONDS_MAX = 120
 _SHUTDOWN = 0x8004587D
 """`EXT4_IOC_SHUTDOWN` and `XFS_IOC_GOINGDOWN`."""
 _NO_FLUSH = 2
+_KEY = "PENSTOCK-SECRET-KEY-1" + "5e" * 32
 
 _processes = forks.fork_server(["torch", "torch.distributed.tensor", "torch._dynamo"])
 
@@ -91,13 +93,18 @@ class Straight:
         return self._digests[steps]
 
 
-def _live(pipe: Connection, directory: Path) -> None:
+def _live(pipe: Connection, directory: Path, is_sealed: bool) -> None:
     """Runs one process of the campaign."""
     try:
         torch.set_num_threads(1)
         ours = parameters(torch.bfloat16, SHAPES)
         optimizer = offload.AdamW(
-            ours, directory=directory, memory_bytes=MEMORY_BYTES, masters=True
+            ours,
+            directory=directory,
+            memory_bytes=MEMORY_BYTES,
+            masters=True,
+            sealing=penstock.Sealing([_KEY]) if is_sealed else None,
+            identities=[_KEY] if is_sealed else None,
         )
         optimizer.recover()
         state = optimizer.state_dict()["state"]
@@ -119,8 +126,9 @@ def _live(pipe: Connection, directory: Path) -> None:
 class Campaign:
     """Processes, one after the other, and their results."""
 
-    def __init__(self, chooser: random.Random) -> None:
+    def __init__(self, chooser: random.Random, *, is_sealed: bool = False) -> None:
         self._chooser = chooser
+        self._is_sealed = is_sealed
         self._straight = Straight()
         self.acknowledged = 0
         self.found: Counter[str] = Counter()
@@ -128,7 +136,9 @@ class Campaign:
     def live(self, directory: Path, end: Any) -> None:
         """Runs one process, and ends it by a call."""
         here, there = _processes.Pipe(duplex=False)
-        process = _processes.Process(target=_live, args=(there, directory), daemon=True)
+        process = _processes.Process(
+            target=_live, args=(there, directory, self._is_sealed), daemon=True
+        )
         process.start()
         there.close()
         try:
@@ -172,18 +182,18 @@ class _FailedError(Exception):
     """A process that failed, as expected once its disk is cut."""
 
 
-def kills(count: int, chooser: random.Random) -> Campaign:
+def kills(count: int, chooser: random.Random, *, is_sealed: bool = False) -> Campaign:
     """Runs processes that are killed."""
-    campaign = Campaign(chooser)
+    campaign = Campaign(chooser, is_sealed=is_sealed)
     with tempfile.TemporaryDirectory() as root:
         for _ in range(count + 1):
             campaign.live(Path(root) / "state", lambda process: process.kill())
     return campaign
 
 
-def cuts(count: int, chooser: random.Random, kind: str) -> Campaign:
+def cuts(count: int, chooser: random.Random, kind: str, *, is_sealed: bool = False) -> Campaign:
     """Runs processes whose disk loses its power."""
-    campaign = Campaign(chooser)
+    campaign = Campaign(chooser, is_sealed=is_sealed)
     with tempfile.TemporaryDirectory() as root:
         image, disk = Path(root) / "image", Path(root) / "disk"
         image.touch()
@@ -232,15 +242,17 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--cuts", type=int, default=0)
     parser.add_argument("--file-system", default="ext4", choices=["ext4", "xfs"])
+    parser.add_argument("--sealed", action="store_true")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     arguments = parser.parse_args()
     sys.stdout.write(f"seed {arguments.seed}\n")
     chooser = random.Random(arguments.seed)
     began = time.monotonic()
     if arguments.kills:
-        sys.stdout.write(f"{arguments.kills} kills: {kills(arguments.kills, chooser)}\n")
+        campaign = kills(arguments.kills, chooser, is_sealed=arguments.sealed)
+        sys.stdout.write(f"{arguments.kills} kills: {campaign}\n")
     if arguments.cuts:
-        campaign = cuts(arguments.cuts, chooser, arguments.file_system)
+        campaign = cuts(arguments.cuts, chooser, arguments.file_system, is_sealed=arguments.sealed)
         sys.stdout.write(f"{arguments.cuts} cuts of {arguments.file_system}: {campaign}\n")
     sys.stdout.write(f"{time.monotonic() - began:.0f} s\n")
 

@@ -22,7 +22,7 @@ from offload.optim.training_of import (
 from penstock import offload
 from penstock.errors import CorruptCheckpointError, StateMismatchError
 from penstock.io.digested_file import DigestedFile
-from penstock.offload.optim import adopt_links, files, generation, optimizer
+from penstock.offload.optim import adopt_links, files, generation, state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,7 +154,7 @@ def test_masters_come_back_a_piece_at_a_time(
         set_gradients(step, ours)
         one.step()
     one.close()
-    monkeypatch.setattr(optimizer, "PIECE_BYTES", 64 << 10)
+    monkeypatch.setattr(state, "PIECE_BYTES", 64 << 10)
     sizes = []
     read = DigestedFile.read
 

@@ -41,6 +41,10 @@ pub struct SealedFile {
     /// Set if it is sealed by blocks instead of chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks: Option<SealedBlocks>,
+    /// The key of the file, encrypted under a key of the attempt, if it is sealed by chunks with a
+    /// key of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<Text>,
 }
 
 /// How a shard is sealed by blocks that open alone, whose tags a tensor holds.
@@ -123,6 +127,9 @@ impl FileEntry {
                 || !block_bytes.is_multiple_of(SECTOR_BYTES))
         {
             return Err(format!("{name}: blocks of {block_bytes} bytes"));
+        }
+        if sealed.blocks.is_some() && sealed.key.is_some() {
+            return Err(format!("{name}: it is sealed by blocks and by chunks"));
         }
         let header_bytes = sealed.header_bytes;
         if header_bytes > self.bytes.min(self.chunk_bytes) {

@@ -9,7 +9,7 @@ use super::{Alias, Missing, Part, SealedBody, TensorEntry};
 use crate::error::{Error, Result};
 use crate::format::name;
 use crate::seal::{
-    Block, BlockKey, DataKey, MessageKey, SEALED_TREE, Sealing, ShardOpener, ShardPlace,
+    Block, BlockKey, DataKey, FileSeal, MessageKey, SEALED_TREE, Sealing, ShardOpener, ShardPlace,
 };
 
 /// The members of a part that are sealed.
@@ -128,6 +128,14 @@ impl Part {
                 header_bytes: sealed.header_bytes,
                 chunk_bytes: file.chunk_bytes,
             };
+            if let Some(wrapped) = &sealed.key {
+                let (tags, commitment) = (&sealed.tags.0, &sealed.commitment);
+                let opened = FileSeal::unwrap(key, salt, &place, wrapped, commitment, tags);
+                let opened = opened
+                    .map_err(|_| tampered("its key is that of another file, place or checkpoint"));
+                openers.push(FileOpener::Chunks(ShardOpener::of_file(opened?)));
+                continue;
+            }
             let tags = sealed.tags.0.clone();
             let opener = ShardOpener::new(key, salt, &place, &sealed.commitment, tags);
             let opener = opener
