@@ -246,9 +246,6 @@ class Saver(Closing):
         """
         self._run = run
 
-    # The course of every save: `penstock.save` and `CheckpointStore` begin here.
-
-    @observed("save")
     def _destination(
         self,
         path: str | os.PathLike[str] | bytes,
@@ -272,6 +269,9 @@ class Saver(Closing):
             signing=self.signing,
         )
 
+    # The course of every save: `penstock.save` and `CheckpointStore` begin here.
+
+    @observed("save")
     def _save(
         self,
         destination: Destination,

@@ -37,8 +37,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
-SECRET = (b"layers", b"embedding", b"rng", b"gated", b"model", b"args")
-"""Names in the state; a file in the clear has them."""
+SECRET = (b"layers", b"embedding", b"gated", b"model")
+"""Names in the state; a file in the clear has them. Base64 has shorter ones by chance."""
 
 
 def marked(tensor_parallel, **settings):
@@ -372,9 +372,34 @@ def test_the_common_state_of_a_signed_checkpoint_is_checked(jobs, disk_path):
     for kept in (one for one in path.iterdir() if "common" in one.name):
         kept.write_bytes(kept.read_bytes().replace(TEXT.encode(), TEXT.upper().encode()))
     told = job.call(refused, path, {"signed_by": f"{key}.pub"})
-    assert told[0][1] in ("SignatureError", "CorruptCheckpointError")
+    # From 0.19 on it is an object, too, which lies in a signed shard, and the file is not read.
+    tensors = penstock.inspect(path).tensors
+    is_object = any("common_state" in tensor.name for tensor in tensors)
+    assert told[0][1] == ("done" if is_object else "CorruptCheckpointError")
 
 
 def load_signed(path, public):
     with enable(signed_by=public):
         assert_marked(load(marked(1, is_blank=True), path), 1)
+
+
+# Conversion.
+
+
+def load_own(path):
+    """Megatron-Core's own load, without the plug-in."""
+    into = marked(1, is_blank=True) | {"rng": []}
+    found = load(into, path)
+    found["rng"] = state(1)["rng"]
+    assert_marked(found, 1)
+
+
+def test_a_sealed_checkpoint_is_converted_to_the_format_of_megatron(jobs, disk_path):
+    path, clear = disk_path / "sealed", disk_path / "clear"
+    jobs.of(1).call(save_sealed, path, 1)
+    with pytest.raises(SealedError):
+        penstock.convert(path, clear, to="megatron")
+    penstock.convert(path, clear, to="megatron", unseal=True, identities=[KEY])
+    jobs.of(1).call(load_own, clear)
+    with pytest.raises(CannotSealError):
+        penstock.convert(clear, disk_path / "again", sealing=sealing())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import pickle
 from functools import partial
@@ -25,7 +26,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from penstock.checkpoint.converting.distributed.megatron import COMMON, CONFIG, OBJECTS, TENSORS
+from penstock.checkpoint.converting.distributed.megatron import (
+    COMMON,
+    COMMON_OBJECT,
+    CONFIG,
+    OBJECTS,
+    TENSORS,
+    only_element,
+)
 from penstock.checkpoint.loading.dcp_files import METADATA
 from penstock.checkpoint.loading.opened import BoxRead, OpenCheckpoint
 from penstock.checkpoint.state.tree.scalars import TreeError
@@ -106,7 +114,10 @@ def _write(
     progress: Callable[[int, int], object] | None,
 ) -> Written:
     tensors, objects = _members(opened)
-    files = {name: _small_file(opened, name) for name in (CONFIG, COMMON)}
+    if opened.is_sealed:
+        files = _of_sealed(opened, objects, options)
+    else:
+        files = {name: _small_file(opened, name) for name in (CONFIG, COMMON)}
     stored = {name: opened.tensor(node) for name, node in tensors.items()}
     kinds = {name: _dtype(one.dtype) for name, one in stored.items()}
     total = sum(kinds[name].itemsize * _count(one.shape) for name, one in stored.items())
@@ -146,6 +157,31 @@ def _members(opened: OpenCheckpoint) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     tensors, objects = (dict(branches(members[name]) or ()) for name in (TENSORS, OBJECTS))
     return tensors, objects
+
+
+def _of_sealed(
+    opened: OpenCheckpoint, objects: dict[str, Any], options: dict[str, Any]
+) -> dict[str, bytes]:
+    """Returns the small files for a sealed checkpoint, which has the common state as an object.
+
+    The object is taken out: before 0.19 Megatron-Core would miss it in the state to load.
+    """
+    node = objects.pop(COMMON_OBJECT, None)
+    if node is None:
+        raise UnsupportedStateError(
+            f"{opened.path}: it was saved without a common state, which Megatron-Core takes to "
+            "load it",
+            key=COMMON_OBJECT,
+        )
+    (data,) = opened.values([node], options)
+    config = {
+        "sharded_backend": "torch_dist",
+        "sharded_backend_version": 1,
+        "common_backend": "torch",
+        "common_backend_version": 1,
+    }
+    common = only_element(data, f"{opened.path} (common)")
+    return {CONFIG: json.dumps(config).encode(), COMMON: common}
 
 
 def _small_file(opened: OpenCheckpoint, name: str) -> bytes:
