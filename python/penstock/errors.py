@@ -285,6 +285,8 @@ class NotSignedError(SignatureError):
 class OtherCheckpointError(PenstockError):
     """The checkpoint is not the one with the id that ``expect=`` names.
 
+    With ``not_before=`` of a store: it is older than the one with that id, or of another line.
+
     Attributes:
         path: The checkpoint's directory.
         expected: The id that was expected.
