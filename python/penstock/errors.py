@@ -283,9 +283,7 @@ class NotSignedError(SignatureError):
 
 
 class OtherCheckpointError(PenstockError):
-    """The checkpoint is not the one with the id that ``expect=`` names.
-
-    With ``not_before=`` of a store: it is older than the one with that id, or of another line.
+    """The checkpoint is not the one of ``expect=``, or neither that of ``not_before=`` nor later.
 
     Attributes:
         path: The checkpoint's directory.

@@ -338,7 +338,7 @@ fn a_block_that_does_not_open_is_no_row_of_anybody() {
             let memory = handle.reclaim().expect("nobody has it any more");
             let rows = memory.as_slice().chunks(row_bytes as usize).zip(ids);
             for (bytes, &id) in rows {
-                // Of a row over two blocks, none of either is handed out, or what opened.
+                // A row over two blocks may have the part that opened, and zeros.
                 let clear: Vec<u8> = (0..row_bytes).map(|at| byte(id, at)).collect();
                 let mut pairs = bytes.iter().zip(&clear);
                 assert!(
