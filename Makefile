@@ -192,6 +192,7 @@ check-python: $(VENV)/.develop $(NATIVE)
 	$(VENV)/bin/python scripts/private_names.py python/penstock python/penstock_bench
 	$(VENV)/bin/python scripts/check_tree.py
 	$(VENV)/bin/python scripts/check_prose.py
+	$(VENV)/bin/python scripts/seal_mutants.py --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/stubtest penstock._native
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.gitlab-ci examples/ci/gitlab-ci.yml

@@ -283,7 +283,7 @@ class NotSignedError(SignatureError):
 
 
 class OtherCheckpointError(PenstockError):
-    """The checkpoint is not the one with the id that ``expect=`` names.
+    """The checkpoint is not the one of ``expect=``, or neither that of ``not_before=`` nor later.
 
     Attributes:
         path: The checkpoint's directory.

@@ -404,52 +404,48 @@ fn about_content(fields: &Bound<'_, PyDict>, error: &Error) -> PyResult<Option<&
         _ => return Ok(None),
     };
     fields.set_item("path", path.as_os_str())?;
-    match error {
-        Error::Corrupt {
-            file,
-            offset,
-            tensor,
-            ..
-        } => {
-            fields.set_item("file", file)?;
-            fields.set_item("offset", offset)?;
-            fields.set_item("tensor", tensor)?;
-            fields.set_item("is_proven", true)?;
-        }
-        Error::Tampered {
-            file,
-            offset,
-            tensor,
-            ..
-        } => {
-            fields.set_item("file", file)?;
-            fields.set_item("offset", offset)?;
-            fields.set_item("tensor", tensor)?;
-            fields.set_item("is_proven", true)?;
-            return Ok(Some("TamperedError"));
-        }
-        Error::Signature {
-            file,
-            offset,
-            tensor,
-            ..
-        } => {
-            fields.set_item("file", file)?;
-            fields.set_item("offset", offset)?;
-            fields.set_item("tensor", tensor)?;
-            return Ok(Some("SignatureError"));
-        }
-        Error::Malformed { file, tensor, .. } => {
-            fields.set_item("file", file)?;
-            fields.set_item("tensor", tensor)?;
-        }
+    let (class, is_proven) = match error {
+        Error::Corrupt { .. } => ("CorruptCheckpointError", Some(true)),
+        Error::Tampered { .. } => ("TamperedError", Some(true)),
+        Error::Signature { .. } => ("SignatureError", None),
+        Error::Malformed { .. } => ("CorruptCheckpointError", None),
         _ => {
             fields.set_item("found", penstock_store::FORMAT_VERSION)?;
             fields.set_item("supported", penstock_store::FORMAT_VERSION)?;
             return Ok(Some("FormatVersionError"));
         }
+    };
+    if let Some(is_proven) = is_proven {
+        fields.set_item("is_proven", is_proven)?;
     }
-    Ok(Some("CorruptCheckpointError"))
+    if let Error::Corrupt {
+        file,
+        offset,
+        tensor,
+        ..
+    }
+    | Error::Tampered {
+        file,
+        offset,
+        tensor,
+        ..
+    }
+    | Error::Signature {
+        file,
+        offset,
+        tensor,
+        ..
+    } = error
+    {
+        fields.set_item("file", file)?;
+        fields.set_item("offset", offset)?;
+        fields.set_item("tensor", tensor)?;
+    }
+    if let Error::Malformed { file, tensor, .. } = error {
+        fields.set_item("file", file)?;
+        fields.set_item("tensor", tensor)?;
+    }
+    Ok(Some(class))
 }
 
 /// The class of an error whose only fact is the checkpoint's directory, and that directory.

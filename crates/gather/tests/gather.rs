@@ -2,15 +2,19 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 
-use penstock_gather::{Batch, Error, Reader};
+use penstock_gather::{BLOCK_BYTES, Batch, Error, OpenBlocks, Reader, Segment, Table};
 use penstock_io::buffer::{Memory, MemoryHandle};
 use penstock_io::engine::EngineChoice;
+use penstock_io::executor::Target;
 use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
-use penstock_io::file::Direct;
+use penstock_io::file::{Direct, File};
 use proptest::prelude::*;
 
 use common::{EIO, HANG, Shape, byte, directory, executor, reader, table};
@@ -206,6 +210,145 @@ fn a_damaged_block_is_reported_by_row_and_place_and_never_kept() {
         // Rows in other blocks are good.
         gather(&reader, &[0, 39]).unwrap();
         file.write_all_at(&[byte(row, at)], place).unwrap();
+        gather(&reader, &all).unwrap();
+    }
+}
+
+/// A sealing that can be seen through: each block is changed by its number, and some do not open.
+#[derive(Debug)]
+struct Masked {
+    closed: Mutex<HashSet<u64>>,
+    is_damage: bool,
+}
+
+impl Masked {
+    fn turn(block: u64, bytes: &mut [u8]) {
+        let mask = (block as u8).wrapping_mul(37) ^ 0xA5;
+        bytes.iter_mut().for_each(|byte| *byte ^= mask);
+    }
+}
+
+impl OpenBlocks for Masked {
+    fn open(&self, block: u64, sealed: &[u8], text: &mut [u8]) -> bool {
+        text.copy_from_slice(sealed);
+        self.open_in_place(block, text)
+    }
+
+    fn open_in_place(&self, block: u64, text: &mut [u8]) -> bool {
+        let is_closed = self.closed.lock().unwrap().contains(&block);
+        match is_closed {
+            true => text.fill(0),
+            false => Masked::turn(block, text),
+        }
+        !is_closed
+    }
+
+    fn is_damaged(&self, _: u64) -> bool {
+        self.is_damage
+    }
+}
+
+/// A table of one segment whose blocks are masked.
+fn masked(path: &Path, shape: Shape, opener: &Arc<Masked>) -> Table {
+    let bytes = (0..shape.rows).flat_map(|row| (0..shape.row_bytes).map(move |at| byte(row, at)));
+    let mut bytes: Vec<u8> = bytes.collect();
+    for (block, bytes) in (0..).zip(bytes.chunks_mut(BLOCK_BYTES as usize)) {
+        Masked::turn(block, bytes);
+    }
+    let mut content = vec![0xee; shape.offset as usize];
+    content.extend(bytes);
+    fs::write(path, content).unwrap();
+    let segment = Segment {
+        target: Target {
+            file: Arc::new(File::open(path, shape.direct).unwrap()),
+            edges: None,
+        },
+        offset: shape.offset,
+        rows: shape.rows,
+        checks: None,
+        opener: Some(Arc::clone(opener) as Arc<dyn OpenBlocks>),
+    };
+    Table::new(vec![segment], shape.row_bytes, shape.value_bytes)
+}
+
+/// Rows within a block, over several, and with the shorter last one; alone, which are opened in
+/// their place, and together, which are opened on the way.
+#[test]
+fn sealed_blocks_are_opened_by_their_number_in_the_segment() {
+    let directory = directory();
+    let sizes = [1_u64, 512, 3000, 4096, 5000];
+    let cases = sizes
+        .iter()
+        .flat_map(|&size| [(size, None), (size, Some(16))]);
+    for (number, (row_bytes, cached)) in cases.enumerate() {
+        for direct in [Direct::Auto, Direct::Off] {
+            let opener = Arc::new(Masked {
+                closed: Mutex::default(),
+                is_damage: false,
+            });
+            let shape = Shape {
+                offset: 4096,
+                direct,
+                ..Shape::plain(37, row_bytes)
+            };
+            let path = directory.path().join(format!("{number}-{direct:?}"));
+            let executor = executor(EngineChoice::Auto, Faults::new(1));
+            let reader = reader(masked(&path, shape, &opener), &executor, cached, 4096);
+            for ids in [&[36][..], &[5], &[5, 36, 0, 5, 17], &[30, 31, 32, 1, 2]] {
+                gather(&reader, ids).unwrap();
+            }
+            gather(&reader, &(0..37).rev().collect::<Vec<u64>>()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_block_that_does_not_open_is_no_row_of_anybody() {
+    let directory = directory();
+    let cases = [(512, None), (3000, None), (4096, Some(16)), (4096, None)];
+    for (is_damage, (row_bytes, cached)) in [false, true]
+        .into_iter()
+        .flat_map(|is_damage| cases.map(|case| (is_damage, case)))
+    {
+        let opener = Arc::new(Masked {
+            closed: Mutex::default(),
+            is_damage,
+        });
+        let shape = Shape {
+            offset: 4096,
+            ..Shape::plain(40, row_bytes)
+        };
+        let path = directory
+            .path()
+            .join(format!("{is_damage}-{row_bytes}-{cached:?}"));
+        let executor = executor(EngineChoice::Auto, Faults::new(1));
+        let reader = reader(masked(&path, shape, &opener), &executor, cached, 0);
+        opener.closed.lock().unwrap().insert(2);
+        let row = (2 * BLOCK_BYTES + 1) / row_bytes;
+        let all: Vec<u64> = (0..40).collect();
+        for ids in [&[row][..], &all] {
+            let (batch, handle) = begin(&reader, ids);
+            let (of, offset) = match batch.wait(Some(HANG)) {
+                Err(Error::Damaged { path, offset, .. }) if is_damage => (path, offset),
+                Err(Error::Tampered { path, offset, .. }) if !is_damage => (path, offset),
+                other => panic!("{other:?}"),
+            };
+            assert_eq!((of, offset), (path.clone(), shape.offset + 2 * BLOCK_BYTES));
+            drop(batch);
+            let memory = handle.reclaim().expect("nobody has it any more");
+            let rows = memory.as_slice().chunks(row_bytes as usize).zip(ids);
+            for (bytes, &id) in rows {
+                // A row over two blocks may have the part that opened, and zeros.
+                let clear: Vec<u8> = (0..row_bytes).map(|at| byte(id, at)).collect();
+                let mut pairs = bytes.iter().zip(&clear);
+                assert!(
+                    pairs.all(|(one, clear)| one == clear || *one == 0),
+                    "row {id}"
+                );
+            }
+        }
+        gather(&reader, &[0, 39]).unwrap();
+        opener.closed.lock().unwrap().clear();
         gather(&reader, &all).unwrap();
     }
 }

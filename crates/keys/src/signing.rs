@@ -10,6 +10,8 @@ mod key;
 mod signers;
 mod ssh;
 
+use std::fmt;
+
 pub use key::{SignatureForm, SigningKey, SigningKeyring};
 pub use signers::Signers;
 pub use ssh::NAMESPACE;
@@ -30,6 +32,11 @@ pub enum SignatureFlaw {
 
 fn bad(reason: impl Into<String>) -> SignatureFlaw {
     SignatureFlaw::Bad(reason.into())
+}
+
+/// An error of a library about bytes of others, which it may repeat.
+fn shown(error: impl fmt::Display) -> String {
+    error.to_string().escape_debug().take(200).collect()
 }
 
 #[cfg(test)]

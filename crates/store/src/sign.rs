@@ -15,4 +15,5 @@ mod statement;
 pub use hash::{Blake3, ChunkHash, Hashes};
 pub(crate) use hash::{FileHasher, StreamHasher};
 pub use penstock_keys::{SignatureFlaw, SignatureForm, Signers, SigningKey};
+pub use statement::statement_files;
 pub(crate) use statement::{Contents, Sha256s, Statement};

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -745,6 +745,8 @@ fn pass_all_but_parts(mut client: TcpStream, mut server: TcpStream, progress: &W
 const FROM: &str = "PENSTOCK_TEST_MIRROR_FROM";
 const BUCKET: &str = "PENSTOCK_TEST_MIRROR_BUCKET";
 const ENDPOINT: &str = "PENSTOCK_TEST_MIRROR_ENDPOINT";
+/// The file that gets each sealed message, by its key and nonce; with it a child seals its copy.
+const SEALS: &str = "PENSTOCK_RECORD_SEALS";
 
 #[test]
 #[ignore = "not a test: what the test kills"]
@@ -754,7 +756,11 @@ fn child() {
     };
     let bucket = std::env::var(BUCKET).unwrap();
     reach(&bucket, &std::env::var(ENDPOINT).unwrap());
-    mirror_to(Path::new(&from), &at(&bucket), &Progress::default()).unwrap();
+    let (from, to) = (Path::new(&from), at(&bucket));
+    match std::env::var_os(SEALS) {
+        None => mirror_to(from, &to, &Progress::default()).unwrap(),
+        Some(_) => mirror_sealed_to(from, &to).unwrap(),
+    };
 }
 
 /// A mirroring that is killed at random moments and restarted until it finishes.
@@ -955,6 +961,57 @@ fn two_sealed_mirrors_of_one_step_make_one_whole_copy() {
     // The others have removed their files.
     let (from, copy) = (files(&world.from()), world.copy());
     assert_eq!(copy.len(), from.len());
+}
+
+/// A sealed mirroring of two ranks that is killed at random moments: nothing but a whole copy is
+/// ever published, the next call finishes it, and no key and nonce seals two texts.
+#[test]
+fn a_sealed_copy_is_whole_wherever_a_process_is_killed() {
+    let wanted = number("PENSTOCK_TORTURE_MIRROR_KILLS", 25);
+    let seed = number("PENSTOCK_TORTURE_SEED", 0x0009_1c12);
+    let mut rng = Rng::new(seed);
+    let (mut kills, mut rounds) = (0, 0);
+    while kills < wanted {
+        let world = World::new(&format!("sealed-kills-{rounds}"));
+        let samples = save_clear(&world.from());
+        let seals = world.from().with_file_name("seals");
+        rounds += 1;
+        let what = format!("round {rounds} of seed {seed}");
+        // Each call begins anew, so one that is killed too early again and again would never end.
+        for moment in [Some(0), Some(1), Some(2), Some(3), None] {
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["child", "--exact", "--ignored", "--nocapture"])
+                .env(FROM, world.from())
+                .env(BUCKET, world.bucket.name())
+                .env(ENDPOINT, world.server.endpoint())
+                .env(SEALS, &seals)
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            if moment.is_some() {
+                // The random moment itself; nothing is synchronized by it.
+                let latest = 3 * MOMENT_MAX.as_micros() as u64;
+                thread::sleep(Duration::from_micros(rng.below(latest)));
+                if child.try_wait().unwrap().is_none() {
+                    child.kill().unwrap();
+                    kills += 1;
+                }
+            }
+            let status = child.wait().unwrap();
+            assert!(status.success() || moment.is_some(), "{what}");
+            apply_late(&world.bucket);
+            if world.copy().contains_key(MANIFEST) {
+                assert_is_sealed_copy(&world.bucket, &samples, &what);
+            }
+        }
+        assert_is_sealed_copy(&world.bucket, &samples, &what);
+        let recorded = fs::read(&seals).unwrap();
+        let (recorded, rest) = recorded.as_chunks::<44>();
+        assert!(rest.is_empty(), "{what}: a record is cut");
+        let apart: HashSet<&[u8; 44]> = recorded.iter().collect();
+        assert_eq!(apart.len(), recorded.len(), "{what}: a nonce is used twice");
+    }
+    eprintln!("{kills} kills in {rounds} rounds, seed {seed}: each copy is whole");
 }
 
 /// A copy at the place is only taken for complete if it is sealed, and of this checkpoint.

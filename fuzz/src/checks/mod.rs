@@ -5,6 +5,7 @@ pub mod keys;
 pub mod library;
 pub mod open;
 pub mod read_plan;
+pub mod signing;
 
 use std::path::Path;
 

@@ -8,8 +8,7 @@ from penstock.checkpoint.loading.load import LoadRequest, check_expected
 from penstock.checkpoint.loading.path_kind import is_checkpoint, not_a_store
 from penstock.checkpoint.mirroring.restoring import MirroredSteps
 from penstock.checkpoint.saver import Closing, Saver
-from penstock.checkpoint.saving.destination import Destination
-from penstock.checkpoint.saving.lineage import Lineage
+from penstock.checkpoint.saving.destination import Destination, Lineage
 from penstock.checkpoint.steps import restore
 from penstock.checkpoint.steps.paced_run import PacedRun
 from penstock.checkpoint.steps.retention import Retention

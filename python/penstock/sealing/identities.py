@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, Self
 
 from penstock import _native
+from penstock.common.held_keys import HeldKeys
 from penstock.common.secret_texts import may_hold_secret
 from penstock.sealing.kms import CLIENTS
 from penstock.sealing.passphrase import Key, to_native
@@ -28,7 +29,7 @@ _KEY = re.compile(
 """The beginning of a value that is a key or names one, and is no path."""
 
 
-class Identities:
+class Identities(HeldKeys):
     """Opens sealed checkpoints with the first key that fits.
 
     Keys in memory are tried first, then passphrases (a tenth of a second each), then key management
@@ -50,7 +51,7 @@ class Identities:
         penstock.errors.KeyFileError: identities[1]: no X25519 identity: ...
     """
 
-    __slots__ = ("native",)
+    __slots__ = ()
 
     native: _native.Identities | None
     """The keys as the native module reads with them; None if there are none."""
@@ -66,7 +67,7 @@ class Identities:
         return found
 
     @classmethod
-    def resolve(cls, identities: Identities | Key | Iterable[Key] | None) -> Identities | None:
+    def resolve(cls, identities: Identities | Key | Iterable[Key] | None) -> Self | None:
         """Returns the identities of an argument, else those of ``PENSTOCK_IDENTITIES``, or None.
 
         Raises:
@@ -74,10 +75,8 @@ class Identities:
             StorageError: A file cannot be read.
             TypeError: An identity has the wrong type.
         """
-        if isinstance(identities, Identities):
-            return identities
         if identities is not None:
-            return cls(identities)
+            return super().resolve(identities)
         value = os.environ.get(VARIABLE, "").strip()
         if not value:
             return None
@@ -87,21 +86,3 @@ class Identities:
         if may_hold_secret(value):
             return cls([lambda: value])
         return cls([Path(value).expanduser()])
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "Identities hold secrets, so they are not pickled: make them in each process"
-        )
-
-    def __repr__(self) -> str:
-        if not hasattr(self, "native"):
-            # Shown in the traceback of a key that is none.
-            return "Identities()"
-        count = 0 if self.native is None else self.native.count()
-        return f"Identities({count} {'key' if count == 1 else 'keys'})"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING
 
 from penstock import _native
+from penstock.common.held_keys import HeldKeys
 from penstock.errors import CannotSealError
 from penstock.sealing.kms import CLIENTS
 from penstock.sealing.passphrase import Key, to_native
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Sealing"]
 
 
-class Sealing:
+class Sealing(HeldKeys):
     """Seals checkpoints for recipients: each of them can open every one.
 
     Keys are read and callables called when the object is made, so a wrong key stops a run before
@@ -36,7 +37,7 @@ class Sealing:
         Sealing(recipients=['aws-kms://arn:aws:kms:eu-west-1:111122223333:key/team'])
     """
 
-    __slots__ = ("native",)
+    __slots__ = ()
 
     native: _native.Recipients
     """The keys as the native module wraps for them."""
@@ -67,22 +68,9 @@ class Sealing:
         """
         return self.native.wrap(key)
 
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a Sealing may hold secrets, so it is not pickled: make one in each process"
-        )
-
-    def __repr__(self) -> str:
-        if not hasattr(self, "native"):
-            # Shown in the traceback of a key that is none.
-            return "Sealing()"
-        return f"Sealing(recipients={list(self.recipients)})"
+    def shown(self) -> str:
+        """Returns the keys in public."""
+        return f"recipients={list(self.recipients)}"
 
 
 def check_sealing(sealing: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock import _native
+from penstock.common.held_keys import HeldKeys
 from penstock.signing.values import to_native
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Signers"]
 
 
-class Signers:
+class Signers(HeldKeys):
     """The public keys of those whose signature is accepted; one of them suffices.
 
     Args:
@@ -35,30 +36,10 @@ class Signers:
         Signers(1 key)
     """
 
-    __slots__ = ("native",)
+    __slots__ = ()
 
     native: _native.Signers
     """The keys as the native module checks with them."""
 
     def __init__(self, keys: SignatureKey | Iterable[SignatureKey]) -> None:
         self.native = _native.Signers(to_native(keys, "signed_by"))
-
-    @classmethod
-    def resolve(
-        cls, keys: Signers | SignatureKey | Iterable[SignatureKey] | None
-    ) -> Signers | None:
-        """Returns the keys of an argument ``signed_by``; None for None.
-
-        Raises:
-            KeyFileError: A text or a file holds no public key that signs.
-            StorageError: A file cannot be read.
-            TypeError: A key has the wrong type.
-        """
-        return keys if keys is None or isinstance(keys, Signers) else cls(keys)
-
-    def __repr__(self) -> str:
-        if not hasattr(self, "native"):
-            # Shown in the traceback of a key that is none.
-            return "Signers()"
-        count = self.native.count()
-        return f"Signers({count} {'key' if count == 1 else 'keys'})"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING
 
 from penstock import _native
+from penstock.common.held_keys import HeldKeys
 from penstock.signing.values import to_native
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["SigningKeys"]
 
 
-class SigningKeys:
+class SigningKeys(HeldKeys):
     """Private keys that sign checkpoints: each makes a signature, at most one of each kind.
 
     Args:
@@ -29,7 +30,7 @@ class SigningKeys:
         ValueError: There is no key.
     """
 
-    __slots__ = ("native",)
+    __slots__ = ()
 
     native: _native.SigningKeys
     """The keys as the native module signs with them."""
@@ -37,37 +38,11 @@ class SigningKeys:
     def __init__(self, keys: SignatureKey | Iterable[SignatureKey]) -> None:
         self.native = _native.SigningKeys(to_native(keys, "key"))
 
-    @classmethod
-    def resolve(
-        cls, keys: SigningKeys | SignatureKey | Iterable[SignatureKey] | None
-    ) -> SigningKeys | None:
-        """Returns the keys of an argument; None for None.
-
-        Raises:
-            KeyFileError: A text or a file is no private key that signs.
-            StorageError: A file cannot be read.
-            TypeError: A key has the wrong type.
-        """
-        return keys if keys is None or isinstance(keys, SigningKeys) else cls(keys)
-
     @property
     def signers(self) -> tuple[str, ...]:
         """The keys in public: ``SHA256:…`` of ssh, ``P-256 key …`` of OpenSSF."""
         return tuple(self.native.signers())
 
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "SigningKeys hold secrets, so they are not pickled: make them in each process"
-        )
-
-    def __repr__(self) -> str:
-        if not hasattr(self, "native"):
-            # Shown in the traceback of a key that is none.
-            return "SigningKeys()"
-        return f"SigningKeys({list(self.signers)})"
+    def shown(self) -> str:
+        """Returns the keys in public."""
+        return f"{list(self.signers)}"

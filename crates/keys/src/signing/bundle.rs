@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::ec::{EcKey, EcPublic};
-use super::{SignatureFlaw, bad};
+use super::{SignatureFlaw, bad, shown};
 
 const MEDIA_TYPE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
 const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
@@ -23,9 +23,10 @@ struct Bundle {
 struct Material {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     public_key: Option<PublicKey>,
-    /// Entries of transparency logs, which signatures with keys have none of.
-    #[serde(default)]
-    tlog_entries: Vec<serde_json::Value>,
+    /// Entries of transparency logs, which signatures with keys have none of. Those of others are
+    /// not read: a value of JSON takes a hundred times the memory of its text.
+    #[serde(skip_deserializing)]
+    tlog_entries: [(); 0],
 }
 
 #[derive(Serialize, Deserialize)]
@@ -58,7 +59,7 @@ pub(super) fn sign(key: &EcKey, statement: &[u8]) -> Result<String, String> {
             public_key: Some(PublicKey {
                 hint: key.public().hint(),
             }),
-            tlog_entries: Vec::new(),
+            tlog_entries: [],
         },
         dsse_envelope: Envelope {
             payload: STANDARD.encode(statement),
@@ -76,7 +77,8 @@ pub(super) fn sign(key: &EcKey, statement: &[u8]) -> Result<String, String> {
 pub(super) fn verify(bundle: &[u8], keys: &[EcPublic]) -> Result<(Vec<u8>, String), SignatureFlaw> {
     let bundle: Bundle = serde_json::from_slice(bundle).map_err(|error| {
         bad(format!(
-            "it is no bundle of a signature with a key: {error}"
+            "it is no bundle of a signature with a key: {}",
+            shown(error)
         ))
     })?;
     let envelope = &bundle.dsse_envelope;
@@ -112,11 +114,11 @@ fn unaccepted(bundle: &Bundle, keys: &[EcPublic]) -> SignatureFlaw {
     if keys.iter().any(|key| key.hint() == hint) {
         return bad("it is not a signature of this statement");
     }
-    let shown: String = hint.escape_debug().take(64).collect();
+    let named: String = hint.escape_debug().take(64).collect();
     SignatureFlaw::Untrusted {
-        signer: match shown.is_empty() {
+        signer: match named.is_empty() {
             true => "a P-256 key that it does not name".to_owned(),
-            false => format!("P-256 key {shown}"),
+            false => format!("P-256 key {named}"),
         },
     }
 }

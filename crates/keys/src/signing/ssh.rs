@@ -7,7 +7,7 @@ use ssh_key::public::KeyData;
 use ssh_key::{Algorithm, HashAlg, LineEnding, PrivateKey, PublicKey, Signature, SshSig};
 use zeroize::Zeroizing;
 
-use super::{SignatureFlaw, bad};
+use super::{SignatureFlaw, bad, shown};
 use crate::passphrase::Passphrase;
 
 /// The namespace of ssh signatures: a signature made for anything else is not accepted.
@@ -28,7 +28,7 @@ impl SshKey {
     pub(super) fn from_openssh(pem: &[u8], passphrases: &[Passphrase]) -> Result<SshKey, String> {
         let binary = decode(pem).ok_or_else(|| "it is no private key of ssh".to_owned())?;
         let mut key = PrivateKey::from_bytes(&binary)
-            .map_err(|error| format!("it is no private key of ssh: {error}"))?;
+            .map_err(|error| format!("it is no private key of ssh: {}", shown(error)))?;
         if key.is_encrypted() {
             let mut tried = passphrases.iter();
             let opened = tried.find_map(|passphrase| key.decrypt(passphrase.expose()).ok());
@@ -82,7 +82,7 @@ impl SshPublic {
     /// Reads `ssh-ed25519 AAAA…`.
     pub(super) fn from_line(line: &str) -> Result<SshPublic, String> {
         let key = PublicKey::from_openssh(line)
-            .map_err(|error| format!("it is no public key of ssh: {error}"))?;
+            .map_err(|error| format!("it is no public key of ssh: {}", shown(error)))?;
         match key.key_data().ed25519() {
             Some(_) => Ok(SshPublic(key.key_data().clone())),
             None => Err(format!(
@@ -109,7 +109,8 @@ pub(super) struct SshSignature(SshSig);
 impl SshSignature {
     pub(super) fn parse(text: &[u8]) -> Result<SshSignature, SignatureFlaw> {
         let parsed = SshSig::from_pem(text);
-        let signature = parsed.map_err(|error| bad(format!("it is no ssh signature: {error}")))?;
+        let signature =
+            parsed.map_err(|error| bad(format!("it is no ssh signature: {}", shown(error))))?;
         Ok(SshSignature(signature))
     }
 
@@ -136,7 +137,7 @@ impl SshSignature {
             return Err(bad("it is a signature of another kind"));
         }
         let message = SshSig::signed_data(NAMESPACE, signature.hash_alg(), text)
-            .map_err(|error| bad(error.to_string()))?;
+            .map_err(|error| bad(shown(error)))?;
         let public = UnparsedPublicKey::new(&ED25519, key.bytes());
         public
             .verify(&message, signature.signature_bytes())

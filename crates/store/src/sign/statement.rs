@@ -143,8 +143,10 @@ impl Statement {
     /// # Errors
     /// A flaw: it is about something else, or contradicts itself.
     pub(crate) fn parse(text: &[u8]) -> Result<Contents, String> {
-        let statement: Statement = serde_json::from_slice(text)
-            .map_err(|error| format!("its statement is none about a model: {error}"))?;
+        let statement: Statement = serde_json::from_slice(text).map_err(|error| {
+            let error = error.to_string();
+            format!("its statement is none about a model: {}", shown(&error))
+        })?;
         let Statement {
             kind,
             subject,
@@ -202,6 +204,14 @@ impl Statement {
             ignored: predicate.serialization.ignore_paths,
         })
     }
+}
+
+/// The files that a statement lists, with their hashes.
+///
+/// # Errors
+/// A flaw: the text is no statement about a checkpoint, or contradicts itself.
+pub fn statement_files(text: &[u8]) -> Result<BTreeMap<String, Blake3>, String> {
+    Statement::parse(text).map(|contents| contents.files)
 }
 
 /// SHA-256 of all hashes, one after another.

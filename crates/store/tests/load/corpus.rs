@@ -13,6 +13,7 @@ use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::common::{Rng, number};
 use checks::open::Checkpoint;
 use checks::read_plan::Load;
 
@@ -71,6 +72,57 @@ fn headers_beside_the_library() {
 #[test]
 fn read_plans() {
     run("read_plan", |input| Load::decode(input).check());
+}
+
+#[test]
+fn signatures_of_strangers() {
+    run("bundle", checks::signing::bundle);
+    run("ssh_signature", checks::signing::ssh_signature);
+    run("statement", checks::signing::statement);
+    run("signers", checks::signing::signers);
+}
+
+/// A fuzzer in short, for what is read before anybody vouches for it.
+#[test]
+fn drawn_changes_of_what_strangers_write() {
+    let mut rng = Rng::new(number("PENSTOCK_TORTURE_SEED", 0x000f_022e));
+    let targets: [(&str, fn(&[u8])); 6] = [
+        ("bundle", checks::signing::bundle),
+        ("ssh_signature", checks::signing::ssh_signature),
+        ("statement", checks::signing::statement),
+        ("signers", checks::signing::signers),
+        ("wraps", checks::keys::wraps),
+        ("stamped_manifest", checks::stamped_manifest),
+    ];
+    for (target, check) in targets {
+        for (path, input) in seeds(target) {
+            for _ in 0..number("PENSTOCK_SEED_CHANGES", 200) {
+                let mut changed = input.clone();
+                for _ in 0..=rng.below(4) {
+                    change(&mut changed, &mut rng);
+                }
+                let shown = String::from_utf8_lossy(&changed).into_owned();
+                let checked = std::panic::catch_unwind(|| check(&changed));
+                assert!(checked.is_ok(), "{}: {shown}", path.display());
+            }
+        }
+    }
+}
+
+/// Flips, adds, removes or repeats some bytes.
+fn change(bytes: &mut Vec<u8>, rng: &mut Rng) {
+    let at = rng.below(bytes.len() as u64 + 1) as usize;
+    let end = bytes.len().min(at + rng.below(40) as usize);
+    match rng.below(4) {
+        0 if at < bytes.len() => bytes[at] ^= 1 << rng.below(8),
+        1 => bytes.insert(at, b"\"{}[],:0-eA=\n\x1b\xff"[rng.below(15) as usize]),
+        2 => drop(bytes.drain(at..end)),
+        _ => {
+            let piece = bytes[at..end].to_vec();
+            let to = rng.below(bytes.len() as u64 + 1) as usize;
+            bytes.splice(to..to, piece);
+        }
+    }
 }
 
 #[test]

@@ -74,8 +74,8 @@ class StoredSteps:
     def succession(self) -> list[Succession]:
         """Returns how each complete step follows the one before, oldest first.
 
-        Reads only manifests, and checks no MAC and no signature, so it finds mistakes rather
-        than attacks. `load` with ``not_before`` checks the step that it loads.
+        Reads only manifests, and checks neither MAC nor signature: an attacker can write these
+        lists. `load` with ``not_before`` checks the list of the step that it loads.
 
         Raises:
             StorageError: The operating system failed an operation.

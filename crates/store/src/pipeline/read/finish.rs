@@ -33,13 +33,24 @@ impl Worker<'_> {
             self.tally.mended.push((item.file, damage.range.start));
             false
         });
+        if damaged.is_empty() {
+            // All of it is there now: a signed item is still to be hashed.
+            item.unreadable = None;
+        }
     }
 
     /// Hashes the chunks of an item that could be read; returns the first one that is not the signed
     /// one.
     fn hash(&self, item: &PlacedItem) -> Option<Range<u64>> {
         let source = &self.sources[item.file];
-        if matches!(source.hashing, Hashing::Off) || item.unreadable.is_some() {
+        if matches!(source.hashing, Hashing::Off) {
+            return None;
+        }
+        if item.unreadable.is_some() {
+            assert!(
+                self.on_damage != OnDamage::Stop,
+                "an item that was not mended ends its load"
+            );
             return None;
         }
         let _span = trace::span("hash");
