@@ -12,8 +12,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use common::flaky::{Fault, flaky};
 use common::forge::{edit_manifest, part_path, shard_path};
-use common::{Sample, names, publication};
+use common::{Sample, names, publication, read_engines};
+use penstock_io::file::Direct;
 use penstock_io::file_system::{FileSystem, Native};
 use penstock_store::care::verify::verify_signed;
 use penstock_store::format::digest::Digest;
@@ -85,6 +87,10 @@ impl Victim {
 
     /// Loads everything, if the signature is one of this key.
     fn load(&self, public: &str) -> Result<Loaded> {
+        self.load_with(public, &Options::default())
+    }
+
+    fn load_with(&self, public: &str, options: &Options) -> Result<Loaded> {
         let mut signers = Signers::new();
         signers.add_content("signers", public.as_bytes()).unwrap();
         let unsealing = Unsealing {
@@ -95,12 +101,12 @@ impl Victim {
         let checkpoint = Checkpoint::open_with(&self.path(), &file_system, &unsealing)?;
         let unverified = Options {
             verify: false,
-            ..Options::default()
+            ..options.clone()
         };
         let load = |options: &Options| {
             checkpoint.load(None, HashMap::new(), options, &Progress::default())
         };
-        let loaded = load(&Options::default());
+        let loaded = load(options);
         let is_same = load(&unverified).is_ok() == loaded.is_ok();
         assert!(is_same, "hashes are compared whatever the options say");
         loaded
@@ -273,4 +279,45 @@ fn verification_lists_each_file_that_differs() {
     found.sort();
     let shard = shard.file_name().unwrap().to_str().unwrap().to_owned();
     assert_eq!(found, ["extra.bin".to_owned(), shard]);
+}
+
+/// The replica of a mirror gives bytes that storage lost, and only those that were signed.
+#[test]
+fn chunks_of_a_replica_are_compared_with_the_statement() {
+    let victim = Victim::new();
+    let copy = victim.root.path().join("copy");
+    fs::create_dir(&copy).unwrap();
+    for name in names(&victim.path()) {
+        fs::copy(victim.path().join(&name), copy.join(&name)).unwrap();
+    }
+    let load = |engine, direct, fault| {
+        let options = Options {
+            replica: Some(copy.clone()),
+            ..flaky(engine, direct, fault).0
+        };
+        victim.load_with(PUBLIC, &options)
+    };
+    let cases = || {
+        let directs = [Direct::Auto, Direct::Off];
+        let faults = [Fault::Always, Fault::Lost(1 << 20)];
+        let engines = read_engines().into_iter();
+        engines.flat_map(move |engine| {
+            directs.map(|direct| faults.map(|fault| (engine, direct, fault)))
+        })
+    };
+    for (engine, direct, fault) in cases().flatten() {
+        let loaded = load(engine, direct, fault).unwrap();
+        assert!(victim.sample.is(&loaded), "{engine:?} {direct:?}");
+    }
+    collide(
+        &copy.join(shard_path(&victim.path()).file_name().unwrap()),
+        (1 << 20) + 5000,
+    );
+    for (engine, direct, fault) in cases().flatten() {
+        match load(engine, direct, fault) {
+            Err(Error::Signature { .. }) => {}
+            Err(error) => panic!("{engine:?} {direct:?}: {error}"),
+            Ok(_) => panic!("{engine:?} {direct:?}: accepted"),
+        }
+    }
 }

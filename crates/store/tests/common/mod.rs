@@ -9,6 +9,7 @@ pub mod answering;
 pub mod disk;
 pub mod draw;
 pub mod expect;
+pub mod flaky;
 pub mod forge;
 pub mod held;
 pub mod hook;
