@@ -29,6 +29,7 @@ _NO_NAMES = {
     *("penstock.boxes", "penstock.pickle", "penstock.pickled", "penstock.shared"),  # Keys in files
     *("penstock.sealed", "penstock.v1.manifest", "penstock.v1.metadata"),  # Labels in files
     *("penstock.v1.part", "penstock.v1.shard", "penstock.v1.file", "penstock.v1.blocks"),
+    "penstock.v1.chunks",
     "penstock.cli.name",  # A module with its command's name
 }
 _PROSE = {"is", "loads", "saves"}
