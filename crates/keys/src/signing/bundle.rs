@@ -76,10 +76,9 @@ pub(super) fn sign(key: &EcKey, statement: &[u8]) -> Result<String, String> {
 /// The statement of a bundle that one of the keys has signed, and the key.
 pub(super) fn verify(bundle: &[u8], keys: &[EcPublic]) -> Result<(Vec<u8>, String), SignatureFlaw> {
     let bundle: Bundle = serde_json::from_slice(bundle).map_err(|error| {
-        // The message may repeat a text of the bundle, of any length.
-        let shown: String = error.to_string().chars().take(200).collect();
         bad(format!(
-            "it is no bundle of a signature with a key: {shown}"
+            "it is no bundle of a signature with a key: {}",
+            shown(error)
         ))
     })?;
     let envelope = &bundle.dsse_envelope;
