@@ -315,6 +315,12 @@ mod tests {
         assert!(!opener.open(1, &bytes[..64], &mut text), "another place");
         let mut text = vec![0; 21];
         assert!(!opener.open(2, &bytes[128..149], &mut text), "it was cut");
+        // Blocks that are exchanged with their tags.
+        tags.swap(0, 1);
+        let opener = self::opener(&sealer, tags).unwrap();
+        for (index, other) in [(0, &bytes[64..128]), (1, &bytes[..64])] {
+            assert!(!opener.open(index, other, &mut [0; 64]), "exchanged");
+        }
     }
 
     #[test]

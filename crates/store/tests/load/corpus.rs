@@ -82,11 +82,14 @@ fn signatures_of_strangers() {
     run("signers", checks::signing::signers);
 }
 
+/// The assertions of a target.
+type Check = fn(&[u8]);
+
 /// A fuzzer in short, for what is read before anybody vouches for it.
 #[test]
 fn drawn_changes_of_what_strangers_write() {
     let mut rng = Rng::new(number("PENSTOCK_TORTURE_SEED", 0x000f_022e));
-    let targets: [(&str, fn(&[u8])); 6] = [
+    let targets: [(&str, Check); 6] = [
         ("bundle", checks::signing::bundle),
         ("ssh_signature", checks::signing::ssh_signature),
         ("statement", checks::signing::statement),
