@@ -110,6 +110,7 @@ __all__ = [
     "save",
     "shard_file",
     "sign",
+    "signature_files",
     "stat",
     "step_directory",
     "survey",
