@@ -26,6 +26,7 @@ from penstock.errors import (  # noqa: E402
 from penstock.integrations.megatron import (  # noqa: E402
     LoadStrategy,
     SaveStrategy,
+    agreement,
     clear_files,
     enable,
 )
@@ -403,6 +404,33 @@ def test_the_common_state_of_a_signed_checkpoint_is_checked(jobs, disk_path):
     tensors = penstock.inspect(path).tensors
     is_object = any("common_state" in tensor.name for tensor in tensors)
     assert told[0][1] == ("done" if is_object else "CorruptCheckpointError")
+
+
+def save_beside_an_attacker(path, key):
+    """Signs while somebody puts another common state into the directory."""
+    other = {"args": {NAME: "of an attacker"}}
+    entered = agreement.start_strategy
+
+    def attacked():
+        torch.save(other, os.path.join(path, "common.pt"))
+        entered()
+
+    with enable(sign=key, signed_by=f"{key}.pub"), pytest.MonkeyPatch.context() as patches:
+        # After Megatron-Core has written its own, where it does, and before the strategy saves.
+        patches.setattr(agreement, "start_strategy", attacked)
+        save(marked(1), path)
+        assert_marked(load(marked(1, is_blank=True), path), 1)
+
+
+def test_a_save_signs_no_common_state_of_others(jobs, disk_path):
+    path, key = disk_path / "iter_0000001", key_of(disk_path)
+    jobs.of(1).call(save_beside_an_attacker, path, key)
+    penstock.load(path, signed_by=f"{key}.pub")
+    # The file of the attacker stays under its name, where Megatron-Core alone would read it, or
+    # the signed one has taken its place.
+    problems = {one.file for one in penstock.verify(path, signed_by=f"{key}.pub").problems}
+    is_ours = torch.load(path / "common.pt", weights_only=True)["args"][NAME] == TEXT
+    assert is_ours == ("common.pt" not in problems)
 
 
 def load_signed(path, public):
