@@ -112,6 +112,7 @@ __all__ = [
     "save",
     "shard_file",
     "sign",
+    "signature_files",
     "stat",
     "step_directory",
     "survey",

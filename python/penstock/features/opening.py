@@ -56,7 +56,7 @@ def open(
         signed_by: Public keys of which one must have signed the checkpoint, as for `penstock.load`;
             other tables are refused. All bytes of the table are read and compared with the signed
             hashes now, before any row is handed out. Rows read later are compared with their
-            checksums alone, so exchange no file of an open table.
+            checksums alone, so exchange no file of an open table. Such a table is not pickled.
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path, or nothing that has tables.

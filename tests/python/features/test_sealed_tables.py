@@ -411,6 +411,9 @@ def test_a_signed_table_opens_and_an_exchanged_one_does_not(tmp_path, key, seals
     with features.open(path, signed_by=f"{key}.pub", **identities) as table:
         ids = [7, 0, 2999]
         assert np.array_equal(table.gather(ids), rows[ids])
+        # Another process would read what nobody has signed.
+        with pytest.raises(TypeError, match="each process"):
+            pickle.dumps(table)
     file = file_of(path)
     data = bytearray(file.read_bytes())
     for place, byte in enumerate(GENERATOR, 8192):

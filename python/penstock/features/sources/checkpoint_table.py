@@ -42,6 +42,7 @@ class CheckpointTables:
     Attributes:
         path: The directory of the checkpoint.
         is_sealed: Whether it is sealed.
+        is_signed: Whether it was opened with keys of which one must have signed it.
         tables: Tensors by name, without those that hold checksums or tags of other tables.
         table_metadata: Metadata of tables written by Penstock, by name.
     """
@@ -51,6 +52,7 @@ class CheckpointTables:
             path, stacklevel=stacklevel + 1, unsealing=unsealing
         )
         self.is_sealed = self._checkpoint.is_sealed
+        self.is_signed = unsealing.signers is not None
         self.path = self._checkpoint.path
         try:
             self._checkpoint.view_as(0)

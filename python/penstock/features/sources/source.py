@@ -116,6 +116,11 @@ class Source:
             raise TypeError(
                 f"{self.path} is sealed, and its key is not pickled: open the table in each process"
             )
+        if self.checkpoint is not None and self.checkpoint.is_signed:
+            raise TypeError(
+                f"{self.path} was opened with signed_by=, which is not pickled: open the table in "
+                "each process"
+            )
         if self.checkpoint is not None:
             # Each process that reads a checkpoint takes its own lease on it.
             return _reopened, (

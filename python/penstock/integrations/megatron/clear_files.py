@@ -1,8 +1,10 @@
 """Refuses what Megatron-LM would write in the clear beside sealed checkpoints.
 
 `megatron.training.checkpointing` writes checkpoints of other formats, and states of data loaders,
-by itself. A program that asks for sealed checkpoints must not leave those on a disk unnoticed. A
-function that each of its saves calls first, on all ranks, is replaced, as in `retention`.
+by itself. A program that asks for sealed checkpoints must not leave those on a disk unnoticed. So
+two functions of the module are replaced: the one that saves, and the one that it calls first on all
+ranks, for modules that have imported the other by its name. Most programs import the module after
+`enable`: then that is done at the end of the import.
 """
 
 from __future__ import annotations
@@ -10,54 +12,89 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import warnings
-from functools import wraps
+from functools import partial, wraps
+from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockWarning
 from penstock.integrations.megatron.retention import MODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
     from penstock.plugin import SealingKeys
 
-_FIRST = "maybe_save_dataloader_state"
-"""The function that each save calls before it writes anything."""
+_NAMES = ("save_checkpoint", "maybe_save_dataloader_state")
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _before: dict[str, Any] = {}
-"""The replaced function."""
+"""The replaced functions, by name."""
+
+
+class _Finder(MetaPathFinder):
+    """Replaces the functions of the module once it has been imported."""
+
+    keys: SealingKeys | None = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Finds the module by the other finders."""
+        if fullname != MODULE:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find is None else find(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    execute = partial(self._execute, spec.loader.exec_module)
+                    spec.loader.exec_module = execute
+                return spec  # type: ignore[no-any-return]
+        return None
+
+    def _execute(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+        execute(module)
+        if self.keys is not None:
+            _replace(module, self.keys)
+
+
+_finder = _Finder()
 
 
 def patch(keys: SealingKeys) -> None:
-    """Replaces the function, if keys seal, the module is imported and this has not been done."""
-    module = sys.modules.get(MODULE)
-    # A module that is being imported lacks it still.
-    if keys.sealing is None or module is None or not hasattr(module, "save_checkpoint"):
+    """Replaces the functions, now or when the module is imported, if keys seal."""
+    if keys.sealing is None:
         return
     with _lock:
-        if _before:
-            return
-        theirs = vars(module).get(_FIRST)
-        if not callable(theirs):
-            warnings.warn(
-                f"{MODULE} has no {_FIRST}: other formats than torch_dist, local checkpoints and "
-                "states of data loaders are not refused, and stay clear",
-                PenstockWarning,
-                stacklevel=2,
-            )
-            return
-        _before[_FIRST] = theirs
-        setattr(module, _FIRST, _refusing(theirs, keys))
+        _finder.keys = keys
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
+        module = sys.modules.get(MODULE)
+        # A module that is being imported lacks them still.
+        if module is not None and hasattr(module, "save_checkpoint"):
+            _replace(module, keys)
 
 
 def take_back() -> None:
-    """Gives the module its function again."""
+    """Gives the module its functions again."""
     with _lock:
+        _finder.keys = None
+        if _finder in sys.meta_path:
+            sys.meta_path.remove(_finder)
         while _before:
             name, value = _before.popitem()
-            setattr(sys.modules[MODULE], name, value)
+            if MODULE in sys.modules:
+                setattr(sys.modules[MODULE], name, value)
+
+
+def _replace(module: ModuleType, keys: SealingKeys) -> None:
+    with _lock:
+        for name in _NAMES:
+            theirs = vars(module).get(name)
+            if callable(theirs) and name not in _before:
+                _before[name] = theirs
+                setattr(module, name, _refusing(theirs, keys))
 
 
 def _refusing(theirs: Callable[..., Any], keys: SealingKeys) -> Callable[..., Any]:

@@ -1,9 +1,10 @@
-"""The common state of sealed and signed checkpoints: no file of Megatron-Core's holds it in clear.
+"""The common state of sealed and signed checkpoints, which Megatron-Core does not write itself.
 
 Before 0.19, Megatron-Core writes the common state to ``common.pt`` before it asks a strategy to
-save, and all versions read that file apart from the strategy. In a save that is sealed the state
-is kept for the strategy instead, which seals it with the objects. A load takes it from there, and
-in a signed checkpoint from the signed file.
+save, and all versions read that file apart from the strategy. In a save that seals or signs the
+state is kept for the strategy instead: a sealed one has it among the objects, and a signed one
+writes the file that it signs, as a file that was there could be of anybody. A load takes it from
+there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import common
 
-from penstock.errors import CannotSealError, OtherCheckpointError
+from penstock.errors import CannotSealError, OtherCheckpointError, UnsupportedStateError
 from penstock.plugin import SealingKeys
 
 if TYPE_CHECKING:
@@ -47,11 +48,13 @@ class _Held:
     """The common state of one save, once it is known.
 
     Attributes:
-        data: The object of the state, as Megatron-Core writes objects; None on other ranks than
-            the first, and from Megatron-Core 0.19 on.
+        data: The bytes of the state; None on other ranks than the first, and from Megatron-Core
+            0.19 on.
+        as_object: Likewise as Megatron-Core writes an object, which is a list of one.
     """
 
     data: bytes | None = None
+    as_object: bytes | None = None
 
 
 class _Opening:
@@ -67,11 +70,11 @@ class _Opening:
         self.ids: dict[str, str] = {}
 
 
-_CLEAR = _Held()
-"""Stands for the common state of a save that is not sealed."""
+_PLAIN = _Held()
+"""Stands for the common state of a save that neither seals nor signs."""
 
-_seals = False
-"""Whether some strategy of this process seals."""
+_kept_for: set[str] = set()
+"""Whether some strategy of this process ``"seals"`` or ``"signs"``."""
 
 
 def pickled(value: Any) -> bytes:
@@ -89,8 +92,9 @@ def use_keys(keys: SealingKeys | None) -> None:
 
 @contextmanager
 def saved_with(keys: SealingKeys) -> Iterator[None]:
-    """Keeps the common state of the save in the block, if that save is sealed."""
-    token = _held.set(_CLEAR if keys.sealing is None else _Held())
+    """Keeps the common state of the save in the block, if that save seals or signs."""
+    is_plain = keys.sealing is None and keys.signing is None
+    token = _held.set(_PLAIN if is_plain else _Held())
     try:
         yield
     finally:
@@ -127,15 +131,23 @@ def expect_one(path: str, checkpoint_id: str) -> None:
 
 
 def held() -> bytes | None:
-    """The object of the common state of this save; None if the state has it, or this rank not."""
+    """The bytes of the common state of this save; None if the state has it, or this rank not."""
     found = _held.get()
     return None if found is None else found.data
 
 
-def expect_sealed() -> None:
-    """Refuses from now on a common state of which it is not known whether it is to be sealed."""
-    global _seals
-    _seals = True
+def held_object() -> bytes | None:
+    """The object of the common state of this save, likewise."""
+    found = _held.get()
+    return None if found is None else found.as_object
+
+
+def expect_kept(keys: SealingKeys) -> None:
+    """Refuses from now on a common state of which it is not known whether it is to be kept."""
+    if keys.sealing is not None:
+        _kept_for.add("seals")
+    if keys.signing is not None:
+        _kept_for.add("signs")
 
 
 def install(load: Callable[[str, SealingKeys], Any]) -> None:
@@ -181,20 +193,23 @@ def _keeping(theirs: Callable[..., None]) -> Callable[..., None]:
     @wraps(theirs)
     def save_common(*arguments: Any, **named: Any) -> None:
         found = _held.get()
-        if found is _CLEAR or (found is None and not _seals):
+        if found is _PLAIN or (found is None and not _kept_for):
             theirs(*arguments, **named)
             return
         given = signature.bind(*arguments, **named).arguments
         where = os.fspath(given["checkpoint_dir"])
         if found is None:
-            raise CannotSealError(
+            what = (
                 f"{where}: `megatron.core.dist_checkpointing.save` was imported by its name before "
-                "a strategy that seals was made, so Megatron-Core would write the common state in "
-                "the clear: call it by its module, or import it later",
-                path=where,
+                "a strategy with keys was made, so Megatron-Core would write the common state by "
+                "itself: call it by its module, or import it later"
             )
+            if "seals" in _kept_for:
+                raise CannotSealError(what, path=where)
+            raise UnsupportedStateError(what, key=KEY)
         if dist.get_rank() == 0:
             # At once, as the caller may change it after the call of a save in the background.
-            found.data = pickled([given["common_state_dict"]])
+            state = given["common_state_dict"]
+            found.data, found.as_object = pickled(state), pickled([state])
 
     return save_common

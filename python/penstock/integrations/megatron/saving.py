@@ -62,9 +62,8 @@ class Writer:
 
     def __init__(self, options: Options | None = None, keys: SealingKeys = NO_KEYS) -> None:
         self._saver = penstock.Saver(options=options, **keys.closing)
-        self._is_sealed = keys.sealing is not None
-        if self._is_sealed:
-            common_state.expect_sealed()
+        self._is_sealed, self._is_signed = keys.sealing is not None, keys.signing is not None
+        common_state.expect_kept(keys)
 
     def save(self, sharded_state: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
         """Saves, and returns on every rank once the checkpoint is durable."""
@@ -117,11 +116,12 @@ class Writer:
         if dist.get_rank() != 0:
             return path, _State(sharded_state), {}
         try:
-            files = {} if self._is_sealed else {"files": _files(sharded_state, path)}
-            further = files | {"metadata": _note(path)}
+            further: dict[str, Any] = {"metadata": _note(path)}
+            if not self._is_sealed:
+                further["files"] = _files(sharded_state, path, is_signed=self._is_signed)
         except Exception as error:
             return path, _State(sharded_state, error), {}
-        return path, _State(sharded_state), further
+        return path, _State(sharded_state, is_sealed=self._is_sealed), further
 
     def _end(self, path: str) -> None:
         """Removes the files of a checkpoint of Megatron-Core's own that was replaced."""
@@ -169,11 +169,14 @@ class _State(LiveState):
     Args:
         sharded_state: What Megatron-Core hands over.
         error: An error from before.
+        is_sealed: Whether the common state is an object of the checkpoint.
     """
 
-    def __init__(self, sharded_state: Any, error: Exception | None = None) -> None:
+    def __init__(
+        self, sharded_state: Any, error: Exception | None = None, *, is_sealed: bool = False
+    ) -> None:
         self._sharded_state, self._error = sharded_state, error
-        self._common = common_state.held()
+        self._common = common_state.held_object() if is_sealed else None
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's boxes and objects.
@@ -189,9 +192,9 @@ class _State(LiveState):
         return state
 
 
-def _files(sharded_state: Any, path: str) -> dict[str, bytes]:
+def _files(sharded_state: Any, path: str, *, is_signed: bool) -> dict[str, bytes]:
     files = {CONFIG_FNAME: _CONFIG}
-    common = _common_of(sharded_state, path)
+    common = _common_of(sharded_state, path, is_signed=is_signed)
     if common is not None:
         files[COMMON_FILE] = common
     return files
@@ -224,11 +227,16 @@ def _finish_sealed(path: str) -> None:
         ) from error
 
 
-def _common_of(sharded_state: Any, path: str) -> bytes | None:
-    """The common state as Megatron-Core before 0.19 stores it, which all versions read."""
+def _common_of(sharded_state: Any, path: str, *, is_signed: bool) -> bytes | None:
+    """The common state as Megatron-Core before 0.19 stores it, which all versions read.
+
+    A save that signs takes no bytes from the storage.
+    """
     for one in nested_values(sharded_state):
         if isinstance(one, ShardedObject) and one.key == common_state.KEY:
             return common_state.pickled(one.data)
+    if is_signed:
+        return common_state.held()
     try:
         with open(os.path.join(path, COMMON_FILE), "rb") as file:
             return file.read()

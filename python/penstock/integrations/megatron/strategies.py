@@ -249,10 +249,10 @@ def keys_of(
 ) -> SealingKeys:
     """Returns the keys of a strategy; those that the environment names, if there are none."""
     keys = SealingKeys.of(sealing, identities, **further)
-    if keys.is_demanded:
+    if sealing is not None:
         return keys
     named = SealingKeys.of_environment()
-    return keys._replace(sealing=named.sealing, identities=named.identities)
+    return keys._replace(sealing=named.sealing, identities=keys.identities or named.identities)
 
 
 def install() -> None:

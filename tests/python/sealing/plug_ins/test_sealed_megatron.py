@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
-import types
+import sys
 
 import pytest
 
@@ -25,9 +26,9 @@ from penstock.errors import (  # noqa: E402
 from penstock.integrations.megatron import (  # noqa: E402
     LoadStrategy,
     SaveStrategy,
+    agreement,
     clear_files,
     enable,
-    retention,
 )
 from sealing.marks import KEY, NAME, NUMBER, OTHER, TEXT, assert_hidden, sealing, tamper  # noqa: E402
 
@@ -258,19 +259,20 @@ def test_strategies_seal_without_enable(jobs, disk_path, early):
 
 def test_keys_of_the_environment_seal(jobs, disk_path, monkeypatch):
     (disk_path / "keys.txt").write_text(KEY)
-    path = disk_path / "iter_0000001"
-    jobs.of(1).call(save_by_environment, path, str(disk_path / "keys.txt"))
-    assert_hidden(path, *SECRET)
+    for given in ({}, {"identities": [KEY]}):
+        path = disk_path / f"iter_{len(given)}"
+        jobs.of(1).call(save_by_environment, path, str(disk_path / "keys.txt"), given)
+        assert_hidden(path, *SECRET)
     monkeypatch.setenv("PENSTOCK_RECIPIENTS", KEY)
     with pytest.raises(KeyFileError, match="secret") as caught:
         enable()
     assert KEY not in str(caught.value)
 
 
-def save_by_environment(path, file):
+def save_by_environment(path, file, given):
     os.environ |= {"PENSTOCK_RECIPIENTS": file, "PENSTOCK_IDENTITIES": file}
     try:
-        with enable():
+        with enable(**given):
             save(marked(1), path)
             assert_marked(load(marked(1, is_blank=True), path), 1)
     finally:
@@ -293,6 +295,24 @@ def test_urls_of_megatron_are_refused(jobs):
     assert jobs.of(1).call(at_url) == [("CannotSealError", "NotSealedError")]
 
 
+CHECKPOINTING = """
+import types
+
+def get_args():
+    return types.SimpleNamespace(**SETTINGS)
+
+def save_checkpoint():
+    maybe_save_dataloader_state(None, 1, None)
+    WRITTEN.append("checkpoint")
+
+def maybe_save_dataloader_state(*given):
+    WRITTEN.append("data loader")
+
+INNER = {"save_checkpoint": save_checkpoint}
+"""
+"""The shape of Megatron-LM's module."""
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -303,28 +323,36 @@ def test_urls_of_megatron_are_refused(jobs):
         ({}, None),
     ],
 )
-def test_what_megatron_lm_writes_in_the_clear_is_refused(monkeypatch, settings, named):
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_what_megatron_lm_writes_in_the_clear_is_refused(
+    monkeypatch, tmp_path, settings, named, is_imported
+):
     written = []
-    module = types.ModuleType(retention.MODULE)
-    module.save_checkpoint = lambda: module.maybe_save_dataloader_state(None, 1, None)
-    module.maybe_save_dataloader_state = lambda *given: written.append(given)
-    module.get_args = lambda: types.SimpleNamespace(
-        **{"ckpt_format": "torch_dist", "save": "run"} | settings
-    )
-    monkeypatch.setitem(__import__("sys").modules, retention.MODULE, module)
-    monkeypatch.setattr(retention, "_before", {"done": None})
-    theirs = module.maybe_save_dataloader_state
-    clear_files.patch(penstock.plugin.SealingKeys.of(sealing()))
-    try:
-        if named is None:
-            module.save_checkpoint()
-        else:
-            with pytest.raises(CannotSealError, match=named):
-                module.save_checkpoint()
-    finally:
-        clear_files.take_back()
+    name = "checkpointing_of_a_test"
+    (tmp_path / f"{name}.py").write_text(CHECKPOINTING)
+    monkeypatch.setattr(clear_files, "MODULE", name)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    if is_imported:
+        importlib.import_module(name)
+    # As in `python -m penstock.megatron`, before the program imports anything.
+    with enable(sealing=sealing()):
+        module = importlib.import_module(name)
+        module.SETTINGS = {"ckpt_format": "torch_dist", "save": "run"} | settings
+        module.WRITTEN = written
+        # A module that imported it by its name, before or after.
+        for save in (module.save_checkpoint, module.INNER["save_checkpoint"]):
+            if named is None:
+                save()
+            else:
+                with pytest.raises(CannotSealError, match=named):
+                    save()
     assert bool(written) == (named is None)
-    assert module.maybe_save_dataloader_state is theirs
+    assert module.save_checkpoint is module.INNER["save_checkpoint"]
+    assert clear_files._finder not in sys.meta_path
+    monkeypatch.delitem(sys.modules, name)
+    module = importlib.import_module(name)
+    assert module.save_checkpoint is module.INNER["save_checkpoint"]
 
 
 # Signatures.
@@ -376,6 +404,33 @@ def test_the_common_state_of_a_signed_checkpoint_is_checked(jobs, disk_path):
     tensors = penstock.inspect(path).tensors
     is_object = any("common_state" in tensor.name for tensor in tensors)
     assert told[0][1] == ("done" if is_object else "CorruptCheckpointError")
+
+
+def save_beside_an_attacker(path, key):
+    """Signs while somebody puts another common state into the directory."""
+    other = {"args": {NAME: "of an attacker"}}
+    entered = agreement.start_strategy
+
+    def attacked():
+        torch.save(other, os.path.join(path, "common.pt"))
+        entered()
+
+    with enable(sign=key, signed_by=f"{key}.pub"), pytest.MonkeyPatch.context() as patches:
+        # After Megatron-Core has written its own, where it does, and before the strategy saves.
+        patches.setattr(agreement, "start_strategy", attacked)
+        save(marked(1), path)
+        assert_marked(load(marked(1, is_blank=True), path), 1)
+
+
+def test_a_save_signs_no_common_state_of_others(jobs, disk_path):
+    path, key = disk_path / "iter_0000001", key_of(disk_path)
+    jobs.of(1).call(save_beside_an_attacker, path, key)
+    penstock.load(path, signed_by=f"{key}.pub")
+    # The file of the attacker stays under its name, where Megatron-Core alone would read it, or
+    # the signed one has taken its place.
+    problems = {one.file for one in penstock.verify(path, signed_by=f"{key}.pub").problems}
+    is_ours = torch.load(path / "common.pt", weights_only=True)["args"][NAME] == TEXT
+    assert is_ours == ("common.pt" not in problems)
 
 
 def load_signed(path, public):
