@@ -21,7 +21,7 @@ use penstock_io::trace::{self, Role};
 use super::staging_queue::{Filled, Lending, LentExtent, Loan, Next, StagingQueue};
 use super::{Halt, failed, open_engine, run_workers, submit};
 use crate::error::Result;
-use crate::format::digest::{CHUNK_BYTES, Digest};
+use crate::format::digest::{CHUNK_BYTES, ChunkDigester, Digest};
 use crate::options::Settings;
 use crate::plan::write::WritePlan;
 use crate::progress::Progress;
@@ -235,12 +235,13 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Waits for the next extent, and digests it.
+    /// Waits for the next extent, and digests it, unless it was digested on its way.
     fn digest_next(&mut self) -> Result<()> {
-        if let Some(Filled { number, buf, tags }) = self.device_to_host.pop_front() {
-            self.digest(number, vec![buf.wait()?], &tags)?;
-        }
-        Ok(())
+        let Some(filled) = self.device_to_host.pop_front() else {
+            return Ok(());
+        };
+        let bufs = vec![filled.buf.wait()?];
+        self.digest(filled.number, bufs, filled.digests, &filled.tags)
     }
 
     /// Digests an extent with lent memory, and holds that until the extent is written.
@@ -252,7 +253,7 @@ impl<'a> Worker<'a> {
         } = extent;
         let requests = segments.len();
         self.lent.insert(number, InFlight { requests, loan });
-        self.digest(number, segments, &[])
+        self.digest(number, segments, Vec::new(), &[])
     }
 
     /// Returns the memory of an extent that is written, unless it was changed meanwhile: then the
@@ -295,15 +296,25 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Digests an extent, whose bytes are in one or several pieces.
-    fn digest(&mut self, number: u64, mut bufs: Vec<IoBuf>, sealed: &[Option<Tag>]) -> Result<()> {
+    /// Digests an extent, whose bytes are in one or several pieces. `digests` are those that are
+    /// known.
+    fn digest(
+        &mut self,
+        number: u64,
+        mut bufs: Vec<IoBuf>,
+        digests: Vec<Digest>,
+        sealed: &[Option<Tag>],
+    ) -> Result<()> {
         let _span = trace::span("digest");
         let extent = self.plan.extent(number);
         let bytes = extent.bytes();
         let (digests, tags) = match self.sealers.get(extent.shard) {
+            None if !digests.is_empty() => (digests, Vec::new()),
             None => {
-                let chunks = chunks_of(&bufs, bytes).into_iter();
-                (chunks.map(Digest::of_pieces).collect(), Vec::new())
+                let mut digester = ChunkDigester::default();
+                let chunks = chunks_of(&bufs, bytes).into_iter().flatten();
+                chunks.for_each(|piece| digester.update(piece));
+                (digester.finish(), Vec::new())
             }
             Some(sealer) => {
                 let first = extent.range.start / CHUNK_BYTES;
