@@ -83,11 +83,13 @@ pub(crate) fn write(
             filled: VecDeque::new(),
             digested: Vec::new(),
             zero_copy_bytes: 0,
+            rewritten_extents: 0,
             changed: VecDeque::new(),
             lent: HashMap::new(),
         };
         worker.run()?;
         run.zero_copy_bytes = worker.zero_copy_bytes;
+        run.rewritten_extents = worker.rewritten_extents;
         Ok((run, worker.digested))
     };
     let empty = |bytes: u64| {
@@ -116,6 +118,12 @@ pub(crate) fn write(
                 chunks.hashes[first..first + hashes.len()].copy_from_slice(&hashes);
             }
         }
+    }
+    if run.rewritten_extents > 0 {
+        let extents = run.rewritten_extents;
+        run.choices.push(format!(
+            "zero_copy: {extents} extents were changed while they were written, and written again"
+        ));
     }
     assert_eq!(written, plan.extents(), "every extent is written once");
     Ok(chunks)
@@ -169,6 +177,8 @@ struct Worker<'a> {
     digested: Digested,
     /// Bytes written from the caller's memory.
     zero_copy_bytes: u64,
+    /// Extents that were written again.
+    rewritten_extents: u64,
     /// Extents that were changed while they were written, to be copied and written again.
     changed: VecDeque<(u64, Loan<'a>)>,
     /// Extents with lent memory, by number. Dropped after the engine, which waits for the requests
@@ -263,6 +273,7 @@ impl<'a> Worker<'a> {
             .lending
             .is_some_and(|lending| !lending.is_unchanged(&loan))
         {
+            self.rewritten_extents += 1;
             self.changed.push_back((number, loan));
             return;
         }
