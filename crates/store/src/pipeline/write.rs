@@ -20,7 +20,7 @@ use penstock_io::trace::{self, Role};
 
 use super::staging_queue::{Filled, Lending, LentExtent, Loan, Next, StagingQueue};
 use super::{Halt, failed, open_engine, run_workers, submit};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::digest::{CHUNK_BYTES, ChunkDigester, Digest};
 use crate::options::Settings;
 use crate::plan::write::WritePlan;
@@ -47,6 +47,18 @@ pub(crate) struct WrittenChunks {
     pub(crate) digests: Vec<Digest>,
     pub(crate) tags: Vec<Tag>,
     pub(crate) hashes: Vec<ChunkHash>,
+}
+
+impl WrittenChunks {
+    /// Room for the chunks of a shard.
+    fn none(shard_bytes: u64, is_sealed: bool, is_hashed: bool) -> WrittenChunks {
+        let chunks = shard_bytes.div_ceil(CHUNK_BYTES) as usize;
+        WrittenChunks {
+            digests: vec![Digest::EMPTY; chunks],
+            tags: vec![[0; 16]; if is_sealed { chunks } else { 0 }],
+            hashes: vec![[0; 32]; if is_hashed { chunks } else { 0 }],
+        }
+    }
 }
 
 /// Writes every extent of the plan, sealed if there are sealers, one for each shard.
@@ -87,21 +99,20 @@ pub(crate) fn write(
             changed: VecDeque::new(),
             lent: HashMap::new(),
         };
-        worker.run()?;
+        let ran = worker.run();
+        // The claims of a worker that fails end the save, for which the others are not to blame.
+        let is_blameless = matches!(ran, Err(Error::Interrupted)) && !halt.check_running()?;
+        if !is_blameless {
+            ran.inspect_err(|_| halt.stop())?;
+        }
         run.zero_copy_bytes = worker.zero_copy_bytes;
         run.rewritten_extents = worker.rewritten_extents;
         Ok((run, worker.digested))
     };
-    let empty = |bytes: u64| {
-        let chunks = bytes.div_ceil(CHUNK_BYTES) as usize;
-        WrittenChunks {
-            digests: vec![Digest::EMPTY; chunks],
-            tags: vec![[0; 16]; if sealers.is_empty() { 0 } else { chunks }],
-            hashes: vec![[0; 32]; if settings.is_hashed { chunks } else { 0 }],
-        }
-    };
     let shards = plan.shards.iter();
-    let mut chunks: Vec<_> = shards.map(|shard| empty(shard.bytes)).collect();
+    let mut chunks: Vec<_> = shards
+        .map(|shard| WrittenChunks::none(shard.bytes, !sealers.is_empty(), settings.is_hashed))
+        .collect();
     let mut written = 0;
     for (worker_run, digested) in run_workers(workers, progress, work)? {
         run.merge(worker_run);
