@@ -81,6 +81,16 @@ impl Run {
         }
     }
 
+    /// Adds the number of extents that were written again to the choices, if there are any.
+    pub(crate) fn explain_rewritten(&mut self) {
+        let extents = self.rewritten_extents;
+        if extents > 0 {
+            self.choices.push(format!(
+                "zero_copy: {extents} extents were changed while they were written, and written again"
+            ));
+        }
+    }
+
     pub(crate) fn merge(&mut self, other: Run) {
         self.engine = other.engine;
         self.setup = other.setup;

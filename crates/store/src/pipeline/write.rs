@@ -130,12 +130,7 @@ pub(crate) fn write(
             }
         }
     }
-    if run.rewritten_extents > 0 {
-        let extents = run.rewritten_extents;
-        run.choices.push(format!(
-            "zero_copy: {extents} extents were changed while they were written, and written again"
-        ));
-    }
+    run.explain_rewritten();
     assert_eq!(written, plan.extents(), "every extent is written once");
     Ok(chunks)
 }
