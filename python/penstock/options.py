@@ -74,6 +74,12 @@ class Options:
         verify: Whether a load checks every byte that it returns against its digest. Calls whose
             result is a verdict always check: `verify`, `scrub`, `explain`, `salvage`, and a load
             with ``fallback``. A load that does not check does not record the step as verified.
+        zero_copy: Whether a save writes tensors from their own memory, without a copy, where that
+            pays: contiguous ones in host memory and huge pages, 16 MiB of them or more, at
+            multiples of the alignment that the device needs (512 bytes for many disks, 4 for most
+            NVMe drives), if the kernel can watch them (Linux 6.7). All else is copied, and a sealed
+            save copies everything. The report's ``zero_copy_bytes`` counts them, and ``choices``
+            says why there are none.
         shard_bytes: Upper bound of the data in one file, 4 KiB to 1 PiB. If not given, it is 16
             GiB; in a bucket it is an eighth of the bytes that a rank saves, 64 MiB to 16 GiB.
         rank_timeout_seconds: How long a rank that has finished its part of a save waits for the

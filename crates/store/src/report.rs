@@ -66,6 +66,8 @@ pub struct Run {
     pub is_direct: bool,
     /// Tensor data written from the caller's memory without a copy, in bytes.
     pub zero_copy_bytes: u64,
+    /// Extents that were written again, as somebody had changed them meanwhile.
+    pub rewritten_extents: u64,
     /// Further choices of the call, each with the reason.
     pub choices: Vec<String>,
 }
@@ -79,10 +81,21 @@ impl Run {
         }
     }
 
+    /// Adds the number of extents that were written again to the choices, if there are any.
+    pub(crate) fn explain_rewritten(&mut self) {
+        let extents = self.rewritten_extents;
+        if extents > 0 {
+            self.choices.push(format!(
+                "zero_copy: {extents} extents were changed while they were written, and written again"
+            ));
+        }
+    }
+
     pub(crate) fn merge(&mut self, other: Run) {
         self.engine = other.engine;
         self.setup = other.setup;
         self.zero_copy_bytes += other.zero_copy_bytes;
+        self.rewritten_extents += other.rewritten_extents;
         other
             .fallbacks
             .into_iter()

@@ -66,7 +66,9 @@ def save(
     if one of them is contiguous and contains the others in its dtype. Otherwise they are restored
     as independent tensors, and `SaveReport.fallbacks` names them.
 
-    Tensors in host memory are read in place: they must not change during the call. Tensors that an
+    Tensors in host memory are read in place: they must not change during the call. If another
+    thread changes one nevertheless, it is stored torn, partly old and partly new; the checkpoint is
+    not damaged by that, and other tensors are not concerned. Tensors that an
     optimizer of `penstock.offload` keeps in files are not read: the files are hard-linked into the
     checkpoint, which takes no space and no time.
 

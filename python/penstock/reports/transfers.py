@@ -40,7 +40,8 @@ class SaveReport:
         fallbacks: Preferred methods that could not be used, each a reason with a ``kind``; see
             `Fallback`.
         choices: Values of ``extent_bytes``, ``io_threads`` and ``queue_depth`` that Penstock chose,
-            with reasons, because they were not given or exceeded the available memory; with
+            with reasons, because they were not given or exceeded the available memory; why a state
+            of 16 MiB or more was copied although ``zero_copy`` is on; with
             ``save_every="auto"``, on rank 0, the number of steps until the next save.
         device: The block device of the directory, with its driver; None if unknown.
         io_threads: Threads that moved bytes.
@@ -94,6 +95,9 @@ class SaveReport:
     def __str__(self) -> str:
         linked = f", and {in_bytes(self.linked_bytes)} linked" if self.linked_bytes else ""
         of_gpus = f", {in_bytes(self.device_bytes)} from GPUs" if self.device_bytes else ""
+        uncopied = (
+            f", {in_bytes(self.zero_copy_bytes)} without a copy" if self.zero_copy_bytes else ""
+        )
         return aligned(
             ("saved", _titled(self.path, self.step)),
             ("rank", f"{self.rank} of {self.world_size}" if self.world_size > 1 else ""),
@@ -101,7 +105,8 @@ class SaveReport:
                 "wrote",
                 f"{in_bytes(self.bytes)} in {in_seconds(self.seconds)},"
                 f" {in_bytes(round(1e9 * self.gb_per_second))}/s"
-                + (", sealed" if self.sealed_bytes else ""),
+                + (", sealed" if self.sealed_bytes else "")
+                + uncopied,
             ),
             (
                 "tensors",

@@ -493,6 +493,7 @@ KINDS = {
     "penstock_failure_interval_seconds": "gauge",
     "penstock_mirrors": "counter",
     "penstock_mirrored_bytes": "counter",
+    "penstock_zero_copy_bytes": "counter",
     "penstock_sealed_bytes": "counter",
     "penstock_opened_bytes": "counter",
     "penstock_mirror_seconds": "histogram",

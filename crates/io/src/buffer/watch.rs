@@ -200,10 +200,14 @@ impl Watch {
         self.pages.iter().find_map(|pages| self.find_within(pages))
     }
 
-    /// Whether whole pages of watched regions were written to since the watch began.
+    /// Whether a page with one of these addresses, all of which are protected, was written to since
+    /// the watch began.
     pub fn is_written(&self, addresses: &Range<usize>) -> bool {
+        let page_bytes = page_size();
+        let start = addresses.start - addresses.start % page_bytes;
+        let pages = start..addresses.end.next_multiple_of(page_bytes);
         // Where the kernel gives no answer, a write must be assumed.
-        !matches!(self.kernel.find_written(addresses), Ok(None))
+        !matches!(self.kernel.find_written(&pages), Ok(None))
     }
 
     fn find_within(&self, pages: &Range<usize>) -> Option<usize> {

@@ -44,7 +44,8 @@ impl Lent {
         Lent::at(0, seed, words)
     }
 
-    fn at(start: usize, seed: u64, count: usize) -> Lent {
+    /// The same at byte `start`, a multiple of 8, of a page.
+    pub fn at(start: usize, seed: u64, count: usize) -> Lent {
         let bytes = start + count * size_of::<AtomicU64>();
         let memory = Memory::allocate(bytes.max(1)).expect("memory for a test");
         let words = Words {

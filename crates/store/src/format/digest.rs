@@ -65,6 +65,54 @@ const fn power_of_x(mut exponent: u64) -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Digest(pub u64);
 
+/// Digests the chunks of bytes that come in pieces.
+#[derive(Debug)]
+pub struct ChunkDigester {
+    chunk: crc_fast::Digest,
+    /// Bytes of the chunk so far.
+    bytes: usize,
+    chunks: Vec<Digest>,
+}
+
+impl Default for ChunkDigester {
+    fn default() -> ChunkDigester {
+        ChunkDigester {
+            chunk: crc_fast::Digest::new(Crc64Nvme),
+            bytes: 0,
+            chunks: Vec::new(),
+        }
+    }
+}
+
+impl ChunkDigester {
+    /// Adds the next bytes.
+    pub fn update(&mut self, mut piece: &[u8]) {
+        while !piece.is_empty() {
+            let room = CHUNK_BYTES as usize - self.bytes;
+            let (now, later) = piece.split_at(room.min(piece.len()));
+            self.chunk.update(now);
+            self.bytes += now.len();
+            if self.bytes == CHUNK_BYTES as usize {
+                self.end_chunk();
+            }
+            piece = later;
+        }
+    }
+
+    /// The digest of each chunk.
+    pub fn finish(mut self) -> Vec<Digest> {
+        if self.bytes > 0 {
+            self.end_chunk();
+        }
+        self.chunks
+    }
+
+    fn end_chunk(&mut self) {
+        self.chunks.push(Digest(self.chunk.finalize_reset()));
+        self.bytes = 0;
+    }
+}
+
 impl Digest {
     /// The digest of no bytes.
     pub const EMPTY: Digest = Digest(0);
@@ -72,13 +120,6 @@ impl Digest {
     /// Digests `bytes`.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest(crc_fast::checksum(Crc64Nvme, bytes))
-    }
-
-    /// Digests bytes that lie in several pieces.
-    pub fn of_pieces<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Digest {
-        let mut digest = crc_fast::Digest::new(Crc64Nvme);
-        pieces.into_iter().for_each(|piece| digest.update(piece));
-        Digest(digest.finalize())
     }
 
     /// Digests the contents of a memory region, in row-major order.

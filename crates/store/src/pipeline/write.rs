@@ -20,8 +20,8 @@ use penstock_io::trace::{self, Role};
 
 use super::staging_queue::{Filled, Lending, LentExtent, Loan, Next, StagingQueue};
 use super::{Halt, failed, open_engine, run_workers, submit};
-use crate::error::Result;
-use crate::format::digest::{CHUNK_BYTES, Digest};
+use crate::error::{Error, Result};
+use crate::format::digest::{CHUNK_BYTES, ChunkDigester, Digest};
 use crate::options::Settings;
 use crate::plan::write::WritePlan;
 use crate::progress::Progress;
@@ -47,6 +47,18 @@ pub(crate) struct WrittenChunks {
     pub(crate) digests: Vec<Digest>,
     pub(crate) tags: Vec<Tag>,
     pub(crate) hashes: Vec<ChunkHash>,
+}
+
+impl WrittenChunks {
+    /// Room for the chunks of a shard.
+    fn none(shard_bytes: u64, is_sealed: bool, is_hashed: bool) -> WrittenChunks {
+        let chunks = shard_bytes.div_ceil(CHUNK_BYTES) as usize;
+        WrittenChunks {
+            digests: vec![Digest::EMPTY; chunks],
+            tags: vec![[0; 16]; if is_sealed { chunks } else { 0 }],
+            hashes: vec![[0; 32]; if is_hashed { chunks } else { 0 }],
+        }
+    }
 }
 
 /// Writes every extent of the plan, sealed if there are sealers, one for each shard.
@@ -83,23 +95,24 @@ pub(crate) fn write(
             filled: VecDeque::new(),
             digested: Vec::new(),
             zero_copy_bytes: 0,
+            rewritten_extents: 0,
             changed: VecDeque::new(),
             lent: HashMap::new(),
         };
-        worker.run()?;
+        let ran = worker.run();
+        // The claims of a worker that fails end the save, for which the others are not to blame.
+        let is_blameless = matches!(ran, Err(Error::Interrupted)) && !halt.check_running()?;
+        if !is_blameless {
+            ran.inspect_err(|_| halt.stop())?;
+        }
         run.zero_copy_bytes = worker.zero_copy_bytes;
+        run.rewritten_extents = worker.rewritten_extents;
         Ok((run, worker.digested))
     };
-    let empty = |bytes: u64| {
-        let chunks = bytes.div_ceil(CHUNK_BYTES) as usize;
-        WrittenChunks {
-            digests: vec![Digest::EMPTY; chunks],
-            tags: vec![[0; 16]; if sealers.is_empty() { 0 } else { chunks }],
-            hashes: vec![[0; 32]; if settings.is_hashed { chunks } else { 0 }],
-        }
-    };
     let shards = plan.shards.iter();
-    let mut chunks: Vec<_> = shards.map(|shard| empty(shard.bytes)).collect();
+    let mut chunks: Vec<_> = shards
+        .map(|shard| WrittenChunks::none(shard.bytes, !sealers.is_empty(), settings.is_hashed))
+        .collect();
     let mut written = 0;
     for (worker_run, digested) in run_workers(workers, progress, work)? {
         run.merge(worker_run);
@@ -117,6 +130,7 @@ pub(crate) fn write(
             }
         }
     }
+    run.explain_rewritten();
     assert_eq!(written, plan.extents(), "every extent is written once");
     Ok(chunks)
 }
@@ -169,6 +183,8 @@ struct Worker<'a> {
     digested: Digested,
     /// Bytes written from the caller's memory.
     zero_copy_bytes: u64,
+    /// Extents that were written again.
+    rewritten_extents: u64,
     /// Extents that were changed while they were written, to be copied and written again.
     changed: VecDeque<(u64, Loan<'a>)>,
     /// Extents with lent memory, by number. Dropped after the engine, which waits for the requests
@@ -235,12 +251,13 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Waits for the next extent, and digests it.
+    /// Waits for the next extent, and digests it, unless it was digested on its way.
     fn digest_next(&mut self) -> Result<()> {
-        if let Some(Filled { number, buf, tags }) = self.device_to_host.pop_front() {
-            self.digest(number, vec![buf.wait()?], &tags)?;
-        }
-        Ok(())
+        let Some(filled) = self.device_to_host.pop_front() else {
+            return Ok(());
+        };
+        let bufs = vec![filled.buf.wait()?];
+        self.digest(filled.number, bufs, filled.digests, &filled.tags)
     }
 
     /// Digests an extent with lent memory, and holds that until the extent is written.
@@ -252,7 +269,7 @@ impl<'a> Worker<'a> {
         } = extent;
         let requests = segments.len();
         self.lent.insert(number, InFlight { requests, loan });
-        self.digest(number, segments, &[])
+        self.digest(number, segments, Vec::new(), &[])
     }
 
     /// Returns the memory of an extent that is written, unless it was changed meanwhile: then the
@@ -262,6 +279,7 @@ impl<'a> Worker<'a> {
             .lending
             .is_some_and(|lending| !lending.is_unchanged(&loan))
         {
+            self.rewritten_extents += 1;
             self.changed.push_back((number, loan));
             return;
         }
@@ -295,15 +313,25 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Digests an extent, whose bytes are in one or several pieces.
-    fn digest(&mut self, number: u64, mut bufs: Vec<IoBuf>, sealed: &[Option<Tag>]) -> Result<()> {
+    /// Digests an extent, whose bytes are in one or several pieces. `digests` are those that are
+    /// known.
+    fn digest(
+        &mut self,
+        number: u64,
+        mut bufs: Vec<IoBuf>,
+        digests: Vec<Digest>,
+        sealed: &[Option<Tag>],
+    ) -> Result<()> {
         let _span = trace::span("digest");
         let extent = self.plan.extent(number);
         let bytes = extent.bytes();
         let (digests, tags) = match self.sealers.get(extent.shard) {
+            None if !digests.is_empty() => (digests, Vec::new()),
             None => {
-                let chunks = chunks_of(&bufs, bytes).into_iter();
-                (chunks.map(Digest::of_pieces).collect(), Vec::new())
+                let mut digester = ChunkDigester::default();
+                let chunks = chunks_of(&bufs, bytes).into_iter().flatten();
+                chunks.for_each(|piece| digester.update(piece));
+                (digester.finish(), Vec::new())
             }
             Some(sealer) => {
                 let first = extent.range.start / CHUNK_BYTES;

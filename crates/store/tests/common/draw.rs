@@ -28,6 +28,8 @@ pub fn options(random: &mut Rng, directory: &Path) -> Options {
         shard_bytes: one_of(random, &[None, Some(4096), Some(1 << 20)]),
         verify: one_of(random, &[true, false]),
         nice: one_of(random, &[None, Some(5)]),
+        zero_copy: one_of(random, &[true, true, false]),
+        lends_all: true,
         ..Options::default()
     }
 }

@@ -29,7 +29,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use penstock_io::buffer::HostRegion;
+use penstock_io::buffer::{HostRegion, Memory};
 use penstock_io::engine::{EngineChoice, EngineConfig, Opened, open};
 use penstock_io::faulty::{Faults, Faulty, FaultyFileSystem};
 use penstock_io::file::Direct;
@@ -51,6 +51,8 @@ pub fn make_fifo(file: &Path) {
     let mode = rustix::fs::Mode::RUSR;
     rustix::fs::mknodat(rustix::fs::CWD, file, rustix::fs::FileType::Fifo, mode, 0).unwrap();
 }
+
+const PAGE_BYTES: usize = 4096;
 
 /// A state whose bytes are known.
 pub struct Sample {
@@ -141,8 +143,23 @@ impl Sample {
     }
 
     pub fn state(&self) -> SaveState {
-        let region = |bytes: Vec<u8>| HostRegion::from(bytes).into();
-        let sources = self.bytes.iter().cloned().map(region).collect();
+        // At the starts of pages, where a save needs no copy.
+        let lengths = self
+            .bytes
+            .iter()
+            .map(|bytes| bytes.len().next_multiple_of(PAGE_BYTES));
+        let mut memory = Memory::allocate(lengths.sum::<usize>().max(1)).unwrap();
+        let mut ranges = Vec::with_capacity(self.bytes.len());
+        let mut start = 0;
+        for bytes in &self.bytes {
+            let range = start..start + bytes.len();
+            memory.as_mut_slice()[range.clone()].copy_from_slice(bytes);
+            start += bytes.len().next_multiple_of(PAGE_BYTES);
+            ranges.push(range);
+        }
+        let memory = Arc::new(memory);
+        let region = |range| HostRegion::within(&memory, range).into();
+        let sources = ranges.into_iter().map(region).collect();
         SaveState {
             tensors: self.specs.clone(),
             sources,

@@ -13,10 +13,13 @@ use penstock_io::trace;
 use super::StagingQueue;
 use super::state::Filled;
 use crate::error::{Error, Result};
-use crate::format::digest::CHUNK_BYTES;
+use crate::format::digest::{CHUNK_BYTES, ChunkDigester};
 use crate::format::shard::PAGE_BYTES;
 use crate::plan::write::ExtentPart;
 use crate::seal::{ShardSealer, Tag};
+
+/// Bytes that are copied and then digested: in the nearest cache, a fifth of the time of both is saved.
+const DIGESTED_BYTES: usize = 4096;
 
 /// Extents that one thread has claimed, in order.
 pub(in crate::pipeline) struct Claim<'a> {
@@ -66,21 +69,28 @@ impl Claim<'_> {
     ) -> Result<Vec<Filled>> {
         let numbers = self.numbers.start..self.numbers.start + bufs.len() as u64;
         let sources = self.sources.clone().expect("the claim is not dropped");
-        let (mut placed, mut all_tags) = (Vec::new(), Vec::new());
+        let (mut placed, mut notes) = (Vec::new(), Vec::new());
         for (number, buf) in numbers.clone().zip(bufs) {
             let mut tags = Vec::new();
-            placed.push(self.place(&sources, number, buf, sealers, &mut tags)?);
-            all_tags.push(tags);
+            let mut digester = (!self.is_stager && sealers.is_empty()).then(ChunkDigester::default);
+            placed.push(self.place(&sources, number, buf, sealers, &mut tags, &mut digester)?);
+            let digests = digester.map_or_else(Vec::new, ChunkDigester::finish);
+            notes.push((digests, tags));
         }
         let device_to_host = DeviceCopies::begin_all(placed)?;
         self.numbers.start = numbers.end;
-        let filled = |((number, buf), tags)| Filled { number, buf, tags };
-        let all = numbers.zip(device_to_host).zip(all_tags);
+        let filled = |((number, buf), (digests, tags))| Filled {
+            number,
+            buf,
+            digests,
+            tags,
+        };
+        let all = numbers.zip(device_to_host).zip(notes);
         Ok(all.map(filled).collect())
     }
 
     /// Copies the host's part of an extent, and lists the device's part. `tags` receives those of
-    /// chunks that are sealed on the way.
+    /// chunks that are sealed on the way; `digester` the bytes, or it becomes `None`.
     fn place<'a>(
         &self,
         sources: &'a [Region],
@@ -88,6 +98,7 @@ impl Claim<'_> {
         mut buf: IoBuf,
         sealers: &[ShardSealer],
         tags: &mut Vec<Option<Tag>>,
+        digester: &mut Option<ChunkDigester>,
     ) -> Result<(DeviceCopies<'a>, IoBuf)> {
         let _span = trace::span("copy");
         let plan = &self.staging_queue.plan;
@@ -107,7 +118,12 @@ impl Claim<'_> {
             }
         });
         plan.pieces(&extent, |piece| match piece {
-            ExtentPart::Header(header) => take(&mut rest, header.len()).copy_from_slice(header),
+            ExtentPart::Header(header) => {
+                take(&mut rest, header.len()).copy_from_slice(header);
+                if let Some(digester) = digester {
+                    digester.update(header);
+                }
+            }
             ExtentPart::Tensor {
                 tensor,
                 start,
@@ -117,14 +133,18 @@ impl Claim<'_> {
                 let place = take(&mut rest, piece_bytes as usize);
                 match &sources[tensor] {
                     Region::Snapshot(source) => {
+                        *digester = None;
                         copies.add_snapshot(source, start, at..at + place.len());
                     }
-                    Region::Device(source) => copies.add(source, start, at..at + place.len()),
+                    Region::Device(source) => {
+                        *digester = None;
+                        copies.add(source, start, at..at + place.len());
+                    }
                     Region::Host(source) => match &mut sealed {
                         Some(sealed) => sealed.copy(at, place, start, |start, place, seal| {
                             self.copy_host(tensor, source, start, place, seal)
                         }),
-                        None => _ = self.copy_host(tensor, source, start, place, None),
+                        None => self.copy_digested(tensor, source, start, place, digester),
                     },
                 }
             }
@@ -134,6 +154,34 @@ impl Claim<'_> {
             return Err(error);
         }
         Ok((copies, buf))
+    }
+
+    /// Copies a piece of a host tensor, and adds the copy to a digest while it is in a cache.
+    fn copy_digested(
+        &self,
+        tensor: usize,
+        source: &HostRegion,
+        start: u64,
+        place: &mut [u8],
+        digester: &mut Option<ChunkDigester>,
+    ) {
+        let edges = self.staging_queue.edges.as_deref();
+        let is_plain = source.is_contiguous()
+            && !edges
+                .is_some_and(|edges| edges.may_be_over(tensor, source, start, place.len() as u64));
+        let Some(digester) = digester.as_mut().filter(|_| is_plain) else {
+            _ = self.copy_host(tensor, source, start, place, None);
+            if let Some(digester) = digester {
+                digester.update(place);
+            }
+            return;
+        };
+        let mut start = start;
+        for part in place.chunks_mut(DIGESTED_BYTES) {
+            source.copy_to(start, part);
+            digester.update(part);
+            start += part.len() as u64;
+        }
     }
 
     /// Copies a piece of a host tensor by `seal`, or plainly where that cannot be: the result is

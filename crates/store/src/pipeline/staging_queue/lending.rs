@@ -1,8 +1,9 @@
 //! Lending: extents that are written from the caller's own memory, without a copy.
 //!
 //! A piece of a tensor is lent if it is long, and lies where the device takes it: at multiples of a
-//! page in the file, and of the device's alignment in memory. The rest of its extent is copied to a
-//! staging buffer, of which windows are written beside the lent pieces.
+//! page in the file, and of the device's alignment in memory. The rest of its extent, if it is long
+//! enough for requests of its own, is copied to a staging buffer, of which windows are written
+//! beside the lent pieces; otherwise all of the extent is copied.
 //!
 //! The digest of a lent piece is that of the bytes that are written only if nobody changes them in
 //! between. A [`Watch`] of the kernel finds that out: pages that were written to since it began are
@@ -28,7 +29,7 @@ use crate::error::Result;
 use crate::format::shard::PAGE_BYTES;
 use crate::plan::write::{ExtentPart, WritePlan};
 
-/// Shortest piece to lend: the request for a shorter one costs more than a copy.
+/// Shortest request for a part of an extent that is lent: a shorter one costs more than a copy.
 const PIECE_BYTES_MIN: u64 = 256 << 10;
 
 /// Least amount in all for which memory is watched.
@@ -38,7 +39,7 @@ const LENT_BYTES_MIN: u64 = 16 << 20;
 pub(in crate::pipeline) struct Lending {
     /// By index of the region.
     is_lendable: Vec<bool>,
-    /// Shortest piece to lend.
+    /// Shortest request for a part of an extent.
     piece_bytes_min: u64,
     /// `None` for a job that is watched anyway.
     watch: Option<Watch>,
@@ -201,8 +202,8 @@ impl<'a> Claim<'a> {
     ) -> std::result::Result<LentExtent<'a>, (Claim<'a>, IoBuf)> {
         let number = self.numbers.start;
         let pieces = self.lent_pieces(number, lending);
-        let lent_bytes: usize = pieces.iter().map(|piece| piece.place.len()).sum();
-        if lent_bytes * 2 < self.staging_queue.plan.extent(number).bytes() {
+        let bytes = self.staging_queue.plan.extent(number).bytes();
+        if !pays(&pieces, bytes, lending.piece_bytes_min) {
             return Err((self, buf));
         }
         let _span = trace::span("lend");
@@ -311,6 +312,19 @@ impl<'a> Claim<'a> {
         target[bytes..].fill(0);
         buf
     }
+}
+
+/// Whether to lend pieces of an extent of `bytes`: they are half of it, and neither they nor the
+/// gaps between them take short requests, which would be many in a state of small tensors.
+fn pays(pieces: &[LentPiece], bytes: usize, request_bytes_min: u64) -> bool {
+    let lent_bytes: usize = pieces.iter().map(|piece| piece.place.len()).sum();
+    let end = bytes.next_multiple_of(PAGE_BYTES as usize);
+    let starts = pieces.iter().map(|piece| piece.place.start).chain([end]);
+    let ends = [0]
+        .into_iter()
+        .chain(pieces.iter().map(|piece| piece.place.end));
+    let mut gaps = starts.zip(ends).map(|(start, end)| (start - end) as u64);
+    lent_bytes * 2 >= bytes && gaps.all(|gap| gap == 0 || gap >= request_bytes_min)
 }
 
 /// The part to lend of a range of a region's content that begins at an offset of a file.

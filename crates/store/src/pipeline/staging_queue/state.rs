@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use penstock_io::buffer::{DeviceToHost, Region, Watch};
 
+use crate::format::digest::Digest;
 use crate::seal::Tag;
 
 /// An extent whose bytes are in a buffer, or arriving there, padded with zeros to a whole page.
 pub(crate) struct Filled {
     pub(crate) number: u64,
     pub(crate) buf: DeviceToHost,
+    /// The digests of its chunks, if they were taken while it was copied; empty otherwise.
+    pub(crate) digests: Vec<Digest>,
     /// The tags of chunks that were sealed while they were copied; empty if none was.
     pub(crate) tags: Vec<Option<Tag>>,
 }
