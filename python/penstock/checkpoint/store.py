@@ -525,6 +525,7 @@ class CheckpointStore(StoredSteps, Closing):
             The step, or None if the store has no step and the run is new.
 
         Raises:
+            CheckpointNotFoundError: The store has no step, and ``not_before`` says that it had one.
             CorruptCheckpointError: Steps exist, or were quarantined, and none is good.
             FormatVersionError: A newer Penstock wrote the newest step.
             StateMismatchError: The training does not fit the checkpoint.
@@ -564,6 +565,8 @@ class CheckpointStore(StoredSteps, Closing):
         try:
             self._load(ranks, None, request, fallback=True, report=reports.append)
         except CheckpointNotFoundError:
+            if not_before is not None:
+                raise
             return None
         self._saver._last.restored(reports[0].step)
         seconds = to_native(self._options)["rank_timeout_seconds"]
@@ -592,7 +595,9 @@ class CheckpointStore(StoredSteps, Closing):
         report: Callable[[LoadReport], object] | None,
     ) -> Any:
         def loaded(found: LoadReport) -> None:
-            self._lineage.loaded(found.step, found.checkpoint_id, found.previous)
+            is_newest = fallback or last is None
+            former = found.previous
+            self._lineage.loaded(found.step, found.checkpoint_id, former, is_newest=is_newest)
             self._run.restored(found.step, found.seconds)
             if report is not None:
                 report(found)

@@ -158,8 +158,10 @@ fn begin_lending(
 
 /// An extent that is written from the caller's memory.
 struct InFlight<'a> {
-    /// Requests that have not completed.
-    requests: usize,
+    /// Addresses of its pieces, in their order.
+    addresses: Vec<usize>,
+    /// Pieces whose requests have completed. Dropped before the loan, which keeps their memory.
+    written: Vec<IoBuf>,
     loan: Loan<'a>,
 }
 
@@ -267,18 +269,23 @@ impl<'a> Worker<'a> {
             segments,
             loan,
         } = extent;
-        let requests = segments.len();
-        self.lent.insert(number, InFlight { requests, loan });
+        let in_flight = InFlight {
+            addresses: segments.iter().map(IoBuf::address).collect(),
+            written: Vec::with_capacity(segments.len()),
+            loan,
+        };
+        self.lent.insert(number, in_flight);
         self.digest(number, segments, Vec::new(), &[])
     }
 
     /// Returns the memory of an extent that is written, unless it was changed meanwhile: then the
     /// file may hold other bytes than were digested.
-    fn end_loan(&mut self, number: u64, loan: Loan<'a>) {
-        if self
-            .lending
-            .is_some_and(|lending| !lending.is_unchanged(&loan))
-        {
+    fn end_loan(&mut self, number: u64, in_flight: InFlight<'a>) {
+        let is_same = self.is_as_digested(number, &in_flight);
+        let InFlight { written, loan, .. } = in_flight;
+        drop(written);
+        let is_unchanged = |lending: &Lending| lending.is_unchanged(&loan);
+        if !is_same || !self.lending.is_some_and(is_unchanged) {
             self.rewritten_extents += 1;
             self.changed.push_back((number, loan));
             return;
@@ -287,6 +294,26 @@ impl<'a> Worker<'a> {
         loan.end();
         let bytes = self.plan.extent(number).bytes();
         self.halt.progress.advance(bytes as u64);
+    }
+
+    /// Whether the pieces of an extent that is written still have the digests of before. The watch
+    /// sees no writes through pages that were pinned before it began: those of devices, and of the
+    /// kernel to registered buffers.
+    fn is_as_digested(&self, number: u64, in_flight: &InFlight<'_>) -> bool {
+        let _span = trace::span("digest");
+        let mut pieces: Vec<&IoBuf> = in_flight.written.iter().collect();
+        let place = |piece: &&IoBuf| {
+            let address = piece.address();
+            in_flight.addresses.iter().position(|&one| one == address)
+        };
+        pieces.sort_by_key(place);
+        let bytes = self.plan.extent(number).bytes();
+        let mut digester = ChunkDigester::default();
+        let chunks = chunks_of(pieces.into_iter(), bytes).into_iter().flatten();
+        chunks.for_each(|piece| digester.update(piece));
+        let mut digested = self.digested.iter().rev();
+        let before = digested.find(|(other, ..)| *other == number);
+        before.is_some_and(|(_, digests, ..)| *digests == digester.finish())
     }
 
     /// Copies extents that were changed while they were written, while there is staging
@@ -329,7 +356,7 @@ impl<'a> Worker<'a> {
             None if !digests.is_empty() => (digests, Vec::new()),
             None => {
                 let mut digester = ChunkDigester::default();
-                let chunks = chunks_of(&bufs, bytes).into_iter().flatten();
+                let chunks = chunks_of(bufs.iter(), bytes).into_iter().flatten();
                 chunks.for_each(|piece| digester.update(piece));
                 (digester.finish(), Vec::new())
             }
@@ -345,7 +372,7 @@ impl<'a> Worker<'a> {
                 let _span = trace::span("hash");
                 let hasher = FileHasher::new(self.plan.shards[extent.shard].bytes);
                 (extent.range.start / CHUNK_BYTES..)
-                    .zip(chunks_of(&bufs, bytes))
+                    .zip(chunks_of(bufs.iter(), bytes))
                     .map(|(index, chunk)| hasher.chunk(index, chunk))
                     .collect()
             }
@@ -395,15 +422,14 @@ impl<'a> Worker<'a> {
             let extent = self.plan.extent(token);
             let file = &self.files[extent.shard];
             result.map_err(failed("write", file.path()))?;
-            // The window keeps the caller's memory.
-            drop(buf);
-            match self.lent.remove(&token) {
-                None => self.halt.progress.advance(extent.bytes() as u64),
-                Some(InFlight { requests: 1, loan }) => self.end_loan(token, loan),
-                Some(InFlight { requests, loan }) => {
-                    let requests = requests - 1;
-                    self.lent.insert(token, InFlight { requests, loan });
-                }
+            let Some(mut in_flight) = self.lent.remove(&token) else {
+                self.halt.progress.advance(extent.bytes() as u64);
+                continue;
+            };
+            in_flight.written.extend(buf);
+            match in_flight.written.len() == in_flight.addresses.len() {
+                true => self.end_loan(token, in_flight),
+                false => _ = self.lent.insert(token, in_flight),
             }
         }
         Ok(found)
@@ -436,7 +462,7 @@ fn seal_chunks(
 }
 
 /// The chunks of an extent of `bytes`, each as the pieces that it consists of.
-fn chunks_of(bufs: &[IoBuf], bytes: usize) -> Vec<Vec<&[u8]>> {
+fn chunks_of<'b>(bufs: impl Iterator<Item = &'b IoBuf>, bytes: usize) -> Vec<Vec<&'b [u8]>> {
     let chunk_bytes = CHUNK_BYTES as usize;
     let mut chunks = vec![Vec::new(); bytes.div_ceil(chunk_bytes)];
     let mut at = 0;

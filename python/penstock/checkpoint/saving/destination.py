@@ -52,9 +52,9 @@ class Lineage:
     """Ids of the checkpoints that a store knows to be older than its next one, newest first.
 
     Ids are random, so a checkpoint that lists one was written after that one began. The list comes
-    from memory: from what this store has saved, and before its first save from what it has loaded
-    and checked. Only a store that has done neither takes it from the newest step in the storage,
-    where anybody may have written it.
+    from memory: from what this store has saved, or the step that it has loaded since. Only a store
+    that has done neither takes it from the newest step in the storage, where anybody may have
+    written it.
 
     Args:
         native: The store.
@@ -77,14 +77,17 @@ class Lineage:
         self._former = [checkpoint_id, *self.former()][: _native.PREVIOUS_MAX]
         self._has_saved = True
 
-    def loaded(self, step: int | None, checkpoint_id: str, previous: tuple[str, ...]) -> None:
+    def loaded(
+        self, step: int | None, checkpoint_id: str, previous: tuple[str, ...], *, is_newest: bool
+    ) -> None:
         """Records a checkpoint that was loaded.
 
-        The newest one counts, as a run may also look at older ones; and none does once the store
-        has saved.
+        A run goes on from a step that it loads as the newest good one. It may only look at one
+        that it asks for by number: that counts if it is newer than others before the first save.
         """
         rank = -1 if step is None else step
-        if self._has_saved or (self._loaded is not None and rank < self._loaded):
+        is_look = self._has_saved or (self._loaded is not None and rank < self._loaded)
+        if is_look and not is_newest:
             return
         self._loaded = rank
         self._former = [checkpoint_id, *previous][: _native.PREVIOUS_MAX]

@@ -23,7 +23,12 @@ from cryptography.hazmat.primitives.serialization import (
 import penstock
 from penstock import _native
 from penstock.cli import cli
-from penstock.errors import CheckpointExistsError, OtherCheckpointError, TamperedError
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    OtherCheckpointError,
+    TamperedError,
+)
 from penstock.sealing import Sealing
 from sealed_reader import SealedCheckpoint
 
@@ -142,6 +147,34 @@ def test_a_run_that_was_led_back_is_refused(tmp_path, kind):
     save(led_back, 3, 4)
     with pytest.raises(OtherCheckpointError):
         store.load(not_before=known)
+
+
+@pytest.mark.parametrize("before", ["saved", "looked"])
+def test_a_run_that_was_led_back_in_one_store_is_refused(tmp_path, kind, before):
+    store = penstock.CheckpointStore(tmp_path / "store", **kind)
+    training = penstock.Training(losses=[])
+    ids = [store.save(step, training).checkpoint_id for step in (1, 2, 3)]
+    if before == "looked":
+        store = penstock.CheckpointStore(tmp_path / "store", **kind)
+        store.load()
+    shutil.rmtree(store.path(3))
+    assert store.resume(training) == 2
+    store.load(1)
+    store.save(4, training)
+    assert previous(store, 4) == ids[1::-1]
+    reader = penstock.CheckpointStore(tmp_path / "store", **kind)
+    with pytest.raises(OtherCheckpointError):
+        reader.load(not_before=ids[2])
+    assert reader.load(not_before=ids[1]) is not None
+
+
+def test_a_store_without_steps_is_no_new_run(tmp_path, kind):
+    store = penstock.CheckpointStore(tmp_path / "store", **kind)
+    (known,) = save(store, 1)
+    shutil.rmtree(store.path(1))
+    with pytest.raises(CheckpointNotFoundError):
+        store.resume(penstock.Training(losses=[]), not_before=known)
+    assert store.resume(penstock.Training(losses=[])) is None
 
 
 def test_damage_leads_no_further_back_than_the_known_step(tmp_path, kind):

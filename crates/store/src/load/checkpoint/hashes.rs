@@ -90,8 +90,21 @@ impl Checkpoint {
         }
         let facts: Vec<FileFacts> = read_whole.iter().map(Source::facts).collect();
         let plan = plan(&facts, &[], true, settings.extent_bytes as u64);
+        // Damage differs from the signed file, too: only digests tell the two apart.
+        let settings = Settings {
+            verify: true,
+            ..settings.clone()
+        };
         let stop = OnDamage::Stop;
-        let outcome = read(plan, Vec::new(), &read_whole, settings, stop, progress, run)?;
+        let outcome = read(
+            plan,
+            Vec::new(),
+            &read_whole,
+            &settings,
+            stop,
+            progress,
+            run,
+        )?;
         let number = |index: usize| used[unknown[index]];
         if let Some(damage) = outcome.damage.first() {
             return Err(self.corrupt(number(damage.file), damage, &[]));
