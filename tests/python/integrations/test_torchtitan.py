@@ -95,7 +95,7 @@ def test_what_is_stored_has_torchtitans_names_and_no_pickle(saved):
 
 def test_the_fields_of_the_config_are_torchtitans(tmp_path):
     fields = set(Checkpointer.Config.__dataclass_fields__)
-    assert fields - {"trust", "sealing", "identities"} == set(
+    assert fields - {"trust", "sealing", "identities", "sign", "signed_by"} == set(
         CheckpointManager.Config.__dataclass_fields__
     )
     with pytest.raises(ValueError, match="at least 2"):

@@ -108,7 +108,7 @@ fn sealing_remedy(error: &Error) -> &'static str {
         Error::Tampered { .. } => {
             "find out who writes to the storage, and load another checkpoint or a copy"
         }
-        Error::CannotSeal { .. } => "leave that out, or save without sealing=",
+        Error::CannotSeal { .. } => "leave that out, or save all of it sealed or all of it clear",
         Error::NotSigned { .. } => {
             "find out who put it there; `penstock sign PATH --key FILE` signs one that you trust"
         }

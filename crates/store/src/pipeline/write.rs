@@ -18,7 +18,9 @@ use penstock_io::file::File;
 use penstock_io::priority;
 use penstock_io::trace::{self, Role};
 
-use super::staging_queue::{Filled, Lending, LentExtent, Loan, Next, StagingQueue};
+use super::staging_queue::lending::{Lending, LentExtent, Loan};
+use super::staging_queue::supply::Next;
+use super::staging_queue::{Filled, StagingQueue};
 use super::{Halt, failed, open_engine, run_workers, submit};
 use crate::error::{Error, Result};
 use crate::format::digest::{CHUNK_BYTES, ChunkDigester, Digest};

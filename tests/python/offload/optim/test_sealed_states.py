@@ -134,7 +134,8 @@ def test_nothing_of_a_sealed_state_is_clear(tmp_path: Path, sealing: Any) -> Non
     groups = other.state_dict()["param_groups"]
     other.load_state_dict({"state": {0: {"step": 1.0, **clear}}, "param_groups": groups})
     seen += raw(tmp_path / "state")
-    for secret in (pattern, b"momentum_buffer", b"exp_avg", b'"0.'):
+    # Long marks: random bytes hold short ones by chance.
+    for secret in (pattern, b"momentum_buffer", b"exp_avg"):
         assert (secret in seen) is (sealing is None), secret
     assert KEY.encode() not in seen
     optimizer.close()
