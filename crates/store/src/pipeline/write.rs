@@ -160,6 +160,8 @@ fn begin_lending(
 
 /// An extent that is written from the caller's memory.
 struct InFlight<'a> {
+    /// Requests that have not completed.
+    requests: usize,
     /// Addresses of its pieces, in their order.
     addresses: Vec<usize>,
     /// Pieces whose requests have completed. Dropped before the loan, which keeps their memory.
@@ -272,6 +274,7 @@ impl<'a> Worker<'a> {
             loan,
         } = extent;
         let in_flight = InFlight {
+            requests: segments.len(),
             addresses: segments.iter().map(IoBuf::address).collect(),
             written: Vec::with_capacity(segments.len()),
             loan,
@@ -428,10 +431,11 @@ impl<'a> Worker<'a> {
                 self.halt.progress.advance(extent.bytes() as u64);
                 continue;
             };
+            in_flight.requests -= 1;
             in_flight.written.extend(buf);
-            match in_flight.written.len() == in_flight.addresses.len() {
-                true => self.end_loan(token, in_flight),
-                false => _ = self.lent.insert(token, in_flight),
+            match in_flight.requests {
+                0 => self.end_loan(token, in_flight),
+                _ => _ = self.lent.insert(token, in_flight),
             }
         }
         Ok(found)
