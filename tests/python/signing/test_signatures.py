@@ -305,6 +305,23 @@ def test_hashes_that_are_not_those_of_the_signature_are_refused(tmp_path, key, p
     refused(path, public)
 
 
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("when", ["while saving", "later"])
+def test_damage_of_a_signed_file_is_no_forgery(tmp_path, key, public, when, verify):
+    path = tmp_path / "ckpt"
+    penstock.save(
+        path, {"w": np.zeros(3 << 20, dtype=np.uint8)}, sign=None if when == "later" else key
+    )
+    if when == "later":
+        penstock.sign(path, key)
+    shard = shard_of(path)
+    content = bytearray(shard.read_bytes())
+    content[(1 << 20) + 77] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(CorruptCheckpointError):
+        penstock.load(path, signed_by=public, options=penstock.Options(verify=verify))
+
+
 def test_an_older_checkpoint_in_place_of_the_expected_one_is_refused(tmp_path, key, public):
     path, old = tmp_path / "ckpt", tmp_path / "old"
     first = penstock.save(path, state(1), sign=key).checkpoint_id
