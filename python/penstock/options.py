@@ -74,6 +74,8 @@ class Options:
         verify: Whether a load checks every byte that it returns against its digest. Calls whose
             result is a verdict always check: `verify`, `scrub`, `explain`, `salvage`, and a load
             with ``fallback``. A load that does not check does not record the step as verified.
+            Sealed chunks and those of a file with a demanded signature are checked in any case,
+            by their tags and hashes instead.
         zero_copy: Whether a save writes tensors from their own memory, without a copy, where that
             pays: contiguous ones in host memory and huge pages, 16 MiB of them or more, at
             multiples of the alignment that the device needs (512 bytes for many disks, 4 for most

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NoReturn, Self
 
 
-class HeldKeys:
+class HeldKeys(ABC):
     """Keys that the native module holds; a subclass makes its ``native`` from the argument.
 
     Copies are the same object, as a copy of a secret is one more to lose.
@@ -16,8 +17,8 @@ class HeldKeys:
     native: Any
     """The keys as the native module takes them."""
 
-    def __init__(self, keys: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def __init__(self, keys: Any) -> None: ...
 
     @classmethod
     def resolve(cls, keys: Any) -> Self | None:
