@@ -6,9 +6,10 @@
 //! beside the lent pieces; otherwise all of the extent is copied.
 //!
 //! The digest of a lent piece is that of the bytes that are written only if nobody changes them in
-//! between. A [`Watch`] of the kernel finds that out: pages that were written to since it began are
-//! found once the extent is written, and the extent is then copied and written again. A job with a
-//! watch of its own fails in that case, as it does if anybody changes what is not copied yet.
+//! between. A [`Watch`] of the kernel finds pages that were written to since it began, and a second
+//! digest (`pipeline::write`) finds writes that cause no page fault, such as those of devices. An
+//! extent that was changed is copied and written again. A job with a watch of its own fails in that
+//! case, as it does if anybody changes what is not copied yet.
 //! Without a watch nothing is lent, and nothing in small pages: to protect and to pin these takes
 //! more time than to copy them.
 //!
