@@ -139,7 +139,7 @@ fn watch<T: Send>(
     let finished = Condvar::new();
     let mut raised = None;
     let row = Row::of_caller();
-    let begun_ns = trace::now_ns();
+    let begun_ns = trace::begin_ns();
     let ended_ns = AtomicU64::new(0);
     let outcome = thread::scope(|scope| {
         let spawned = thread::Builder::new().spawn_scoped(scope, || {

@@ -141,8 +141,8 @@ mod _native {
     use crate::tensor::device::cuda_problem;
     #[pymodule_export]
     use crate::trace::{
-        trace_forget, trace_is_on, trace_now, trace_overlapping, trace_span, trace_start,
-        trace_stop,
+        trace_begin, trace_forget, trace_is_on, trace_now, trace_overlapping, trace_span,
+        trace_start, trace_stop,
     };
     #[pymodule_export]
     use crate::verify::verify;

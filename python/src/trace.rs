@@ -60,6 +60,12 @@ pub fn trace_now() -> u64 {
     trace::now_ns()
 }
 
+/// The time at which a span of the calling thread begins, of the clock that spans use.
+#[pyfunction]
+pub fn trace_begin() -> u64 {
+    trace::begin_ns()
+}
+
 /// Records what this thread has done from `start_ns` to `end_ns`, by default until now.
 #[pyfunction]
 #[pyo3(signature = (name, start_ns, detail=None, end_ns=None))]

@@ -43,11 +43,22 @@ struct Open {
     detail: Option<String>,
 }
 
+/// The time at which a span of the calling thread begins, in nanoseconds.
+///
+/// The thread takes its row now, not when it records the span: until then another thread could end
+/// and free a row with spans that overlap this one.
+pub fn begin_ns() -> u64 {
+    if is_on() {
+        row::current();
+    }
+    now_ns()
+}
+
 /// Begins a span.
 pub fn span(name: &'static str) -> Span {
     Span(is_on().then(|| Open {
         name,
-        start_ns: now_ns(),
+        start_ns: begin_ns(),
         detail: None,
     }))
 }
@@ -57,7 +68,7 @@ pub(crate) fn span_of(name: &'static str, path: &Path) -> Span {
     Span(is_on().then(|| {
         Open {
             name,
-            start_ns: now_ns(),
+            start_ns: begin_ns(),
             detail: path
                 .file_name()
                 .map(|name| name.to_string_lossy().into_owned()),

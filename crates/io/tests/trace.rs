@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -199,6 +199,45 @@ fn what_began_before_the_trace_begins_with_it() {
     );
     let row = events.iter().find(|event| event["name"] == "thread_name");
     assert_eq!(row.unwrap()["args"]["name"], "writer");
+}
+
+#[test]
+fn a_row_that_is_free_again_takes_no_span_that_began_before() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("trace.json");
+    trace::start(&path, process(), false).unwrap();
+    let first = trace::span("first");
+    let step = Arc::new(Barrier::new(2));
+    let other = Arc::clone(&step);
+    let second = thread::spawn(move || {
+        other.wait();
+        let span = trace::span("second");
+        other.wait();
+        other.wait();
+        drop(span);
+    });
+    let ends = thread::spawn(move || {
+        let span = trace::span("ends");
+        step.wait();
+        step.wait();
+        drop(span);
+        step
+    });
+    // The thread is gone, and its row is free, before the other span is recorded.
+    let step = ends.join().unwrap();
+    step.wait();
+    second.join().unwrap();
+    drop(first);
+    trace::stop().unwrap();
+    let events = events(&path);
+    let mut rows: Vec<_> = of_kind(&events, "X")
+        .into_iter()
+        .map(|span| span["tid"].as_u64())
+        .collect();
+    rows.sort_unstable();
+    rows.dedup();
+    assert_eq!(rows.len(), 3);
 }
 
 #[test]

@@ -103,7 +103,7 @@ class _Span:
         self._role = role
 
     def __enter__(self) -> None:
-        self._began_ns = _native.trace_now()
+        self._began_ns = _native.trace_begin()
         if self._role is not None:
             _calls.is_inside = True
 
