@@ -166,6 +166,8 @@ pub struct Settings {
     pub extent_bytes: usize,
     /// Workers.
     pub io_threads: usize,
+    /// Whether the workers of a save begin one after the other, as the device needs them.
+    pub in_turn: bool,
     /// Limit on the data in one shard.
     pub shard_bytes: u64,
     /// Whether a load checks digests.
@@ -317,6 +319,7 @@ impl Options {
             queue_depth,
             extent_bytes,
             io_threads,
+            in_turn: given.io_threads.is_none(),
             shard_bytes: self.bound_of_shards(given.shard_bytes, bytes),
             verify: self.verify,
             zero_copy: self.zero_copy,

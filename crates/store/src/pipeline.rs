@@ -5,6 +5,7 @@
 //! workers; operations in flight complete before any memory is released.
 
 pub(crate) mod copy;
+mod crew;
 pub(crate) mod damage;
 mod device_copies;
 mod pages;
@@ -104,10 +105,11 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Opens a worker's engine, wrapped so that short transfers are completed.
-fn open_engine(settings: &Settings, run: &mut Run) -> Result<WholeTransfers> {
+/// Opens a worker's engine for `depth` operations in flight, wrapped so that short transfers are
+/// completed.
+fn open_engine(settings: &Settings, depth: usize, run: &mut Run) -> Result<WholeTransfers> {
     let _span = trace::span("open engine");
-    let opened = (settings.engine_factory)(settings.queue_depth)?;
+    let opened = (settings.engine_factory)(depth)?;
     let capabilities = opened.engine.capabilities();
     run.engine = capabilities.name.to_owned();
     run.setup = capabilities.setup.to_owned();

@@ -68,6 +68,9 @@ pub struct Run {
     pub zero_copy_bytes: u64,
     /// Extents that were written again, as somebody had changed them meanwhile.
     pub rewritten_extents: u64,
+    /// How many workers moved bytes, and the most operations of each in flight, if they began one
+    /// after the other.
+    pub workers: Option<(usize, usize)>,
     /// Further choices of the call, each with the reason.
     pub choices: Vec<String>,
 }
@@ -96,6 +99,7 @@ impl Run {
         self.setup = other.setup;
         self.zero_copy_bytes += other.zero_copy_bytes;
         self.rewritten_extents += other.rewritten_extents;
+        self.workers = self.workers.or(other.workers);
         other
             .fallbacks
             .into_iter()
@@ -119,7 +123,7 @@ pub struct Transport {
     pub choices: Vec<String>,
     /// The block device of the directory, with its driver, if known.
     pub device: Option<String>,
-    /// Workers, each with an engine of its own.
+    /// Workers that moved bytes, each with an engine of its own.
     pub io_threads: usize,
     /// Operations in flight per worker.
     pub queue_depth: usize,
@@ -131,6 +135,8 @@ pub struct Transport {
 
 impl Transport {
     pub(crate) fn new(settings: &Settings, run: Run, direct_io: bool) -> Transport {
+        let all = (settings.io_threads, settings.queue_depth);
+        let (io_threads, queue_depth) = run.workers.unwrap_or(all);
         Transport {
             engine: run.engine,
             engine_setup: run.setup,
@@ -143,8 +149,8 @@ impl Transport {
                 .chain(run.choices)
                 .collect(),
             device: settings.device.as_ref().map(ToString::to_string),
-            io_threads: settings.io_threads,
-            queue_depth: settings.queue_depth,
+            io_threads,
+            queue_depth,
             extent_bytes: settings.extent_bytes,
             staging_peak_bytes: settings.pool.peak_bytes(),
         }

@@ -65,7 +65,7 @@ pub(crate) fn copy(
         let mut worker = Worker {
             extents: &extents,
             halt,
-            engine: open_engine(settings, &mut run)?,
+            engine: open_engine(settings, settings.queue_depth, &mut run)?,
             pool: Pool::new(buffer_bytes, settings.queue_depth * buffer_bytes),
             depth: settings.queue_depth,
             damage: None,

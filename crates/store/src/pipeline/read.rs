@@ -151,7 +151,7 @@ pub(crate) fn read(
         let _row = trace::enter(Role::Reader);
         let _span = trace::span("work");
         let mut run = Run::default();
-        let engine = open_engine(settings, &mut run)?;
+        let engine = open_engine(settings, settings.queue_depth, &mut run)?;
         let shared = (&pages, &device_copies);
         let mut worker = Worker::new(sources, settings, on_damage, halt, shared, engine);
         worker.run(&queue)?;

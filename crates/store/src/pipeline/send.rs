@@ -77,8 +77,8 @@ pub(crate) fn send(
             sending,
             sends,
             halt,
-            source: open_engine(reads, &mut run)?,
-            target: open_engine(sends, &mut run)?,
+            source: open_engine(reads, reads.queue_depth, &mut run)?,
+            target: open_engine(sends, sends.queue_depth, &mut run)?,
             completed: Vec::new(),
             sent: Sent::default(),
         };

@@ -18,6 +18,7 @@ use penstock_io::file::File;
 use penstock_io::priority;
 use penstock_io::trace::{self, Role};
 
+use super::crew::{Crew, Member};
 use super::staging_queue::lending::{Lending, LentExtent, Loan};
 use super::staging_queue::supply::Next;
 use super::staging_queue::{Filled, StagingQueue};
@@ -77,7 +78,15 @@ pub(crate) fn write(
 ) -> Result<Vec<WrittenChunks>> {
     let workers = (settings.io_threads as u64).min(plan.extents()) as usize;
     let lending = begin_lending(staging_queue, files, sealers, settings, run);
+    // Writes into the page cache are copies, for which more workers always pay.
+    let in_turn = settings.in_turn
+        && !staging_queue.is_on_device()
+        && files.iter().all(|file| file.is_direct());
+    let crew = Crew::new(workers, settings.queue_depth, in_turn);
     let work = |halt: &Halt<'_>| {
+        let Some(member) = crew.join() else {
+            return Ok(None);
+        };
         let _row = trace::enter(Role::Writer);
         let _span = trace::span("work");
         // Threads started by the engine inherit the priority.
@@ -91,7 +100,8 @@ pub(crate) fn write(
             settings,
             halt,
             lending: lending.as_ref(),
-            engine: open_engine(settings, &mut run)?,
+            engine: open_engine(settings, member.depth(), &mut run)?,
+            member,
             completed: Vec::new(),
             device_to_host: VecDeque::new(),
             filled: VecDeque::new(),
@@ -109,14 +119,14 @@ pub(crate) fn write(
         }
         run.zero_copy_bytes = worker.zero_copy_bytes;
         run.rewritten_extents = worker.rewritten_extents;
-        Ok((run, worker.digested))
+        Ok(Some((run, worker.digested)))
     };
     let shards = plan.shards.iter();
     let mut chunks: Vec<_> = shards
         .map(|shard| WrittenChunks::none(shard.bytes, !sealers.is_empty(), settings.is_hashed))
         .collect();
     let mut written = 0;
-    for (worker_run, digested) in run_workers(workers, progress, work)? {
+    for (worker_run, digested) in run_workers(workers, progress, work)?.into_iter().flatten() {
         run.merge(worker_run);
         written += digested.len() as u64;
         for (number, digests, tags, hashes) in digested {
@@ -133,6 +143,7 @@ pub(crate) fn write(
         }
     }
     run.explain_rewritten();
+    run.workers = crew.begun().filter(|_| in_turn);
     assert_eq!(written, plan.extents(), "every extent is written once");
     Ok(chunks)
 }
@@ -180,6 +191,7 @@ struct Worker<'a> {
     /// `None` to copy everything.
     lending: Option<&'a Lending>,
     engine: penstock_io::transfer::WholeTransfers,
+    member: Member<'a>,
     completed: Vec<Completion>,
     /// Extents that may still be arriving from a device.
     device_to_host: VecDeque<Filled>,
@@ -238,6 +250,7 @@ impl<'a> Worker<'a> {
             if has_none {
                 break;
             }
+            self.member.waits();
             match self.engine.in_flight() {
                 0 if self.device_to_host.is_empty() => self.wait_for_memory()?,
                 0 => self.digest_next()?,
@@ -397,7 +410,7 @@ impl<'a> Worker<'a> {
     }
 
     fn submit_filled(&mut self) {
-        while self.engine.in_flight() < self.settings.queue_depth {
+        while self.engine.in_flight() < self.member.depth() {
             let Some((number, at, mut buf)) = self.filled.pop_front() else {
                 break;
             };
@@ -416,6 +429,7 @@ impl<'a> Worker<'a> {
                 },
             };
             submit(&mut self.engine, op);
+            self.member.submitted(self.engine.in_flight());
         }
     }
 
