@@ -29,7 +29,7 @@ import older_torch  # noqa: F401  names of newer versions for tests
 import penstock
 from penstock.errors import StorageError
 
-pytest_plugins = ["buckets", "dispositions", "gpu", "leftovers", "seals", "turns"]
+pytest_plugins = ["buckets", "dispositions", "gpu", "leftovers", "seals", "turns", "workers"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

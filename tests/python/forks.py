@@ -9,7 +9,7 @@ process that started it, as the server hands it over and tests adopt orphans (`l
 `RankPopen` starts with the imports of ranks and optimizers as well, `GraphPopen` with PyTorch
 Geometric, `ModelPopen` with models of transformers, which take even longer to import, `JaxPopen`
 with JAX and without PyTorch, `RayPopen` with Ray Train. Each has a server of its own, as Penstock
-checks which modules are imported.
+checks which modules are imported. Workers of pytest start by `WorkerPopen` (see `workers`).
 
 Not for tests of an interpreter's start, nor for tests without PyTorch.
 """
@@ -54,7 +54,6 @@ IMPORTS_OF_GRAPHS = [
     "torch_geometric.nn",
 ]
 IMPORTS_OF_TITAN = [
-    *IMPORTS_OF_RANKS,
     "torchdata.stateful_dataloader",
     "torchtitan.components.checkpointer",
     "torchtitan.models.llama3",
@@ -76,7 +75,6 @@ IMPORTS_OF_JAX = [
     "optax",
 ]
 IMPORTS_OF_RAY = [
-    *IMPORTS,
     "ray.train.torch",
     "torch._dynamo",
 ]
@@ -87,6 +85,19 @@ IMPORTS_OF_TRAINERS = [
     "torch._dynamo",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.trainer",
+]
+IMPORTS_OF_WORKERS = [
+    *IMPORTS,
+    *IMPORTS_OF_RANKS,
+    "torch._inductor.compile_fx",
+    *IMPORTS_OF_TRAINERS,
+    *IMPORTS_OF_MODELS,
+    *IMPORTS_OF_LIGHTNING,
+    "megatron.core",
+    *IMPORTS_OF_JAX,
+    *IMPORTS_OF_GRAPHS,
+    *IMPORTS_OF_TITAN,
+    *IMPORTS_OF_RAY,
 ]
 _REQUEST_BYTES_MAX = 1 << 20
 
@@ -110,10 +121,11 @@ class _Server:
 
     Args:
         imports: Modules that it imports.
+        base: Server that the interpreter is forked from, after it has imported its own modules.
     """
 
-    def __init__(self, imports: Sequence[str]) -> None:
-        self._imports = imports
+    def __init__(self, imports: Sequence[str], base: _Server | None = None) -> None:
+        self._imports, self._base = imports, base
         self.pid: int | None = None
         self._pipe: socket.socket | None = None
 
@@ -129,10 +141,11 @@ class _Server:
         for end in (self._pipe, there):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_BYTES_MAX)
         with there:
-            command = [sys.executable, __file__, str(there.fileno()), *self._imports]
-            server = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[there.fileno()], cwd="/"
-            )
+            if self._base is not None:
+                self.pid = self._base.fork({"imports": self._imports}, [there.fileno()])
+                return
+            command = [sys.executable, __file__, *self._imports]
+            server = subprocess.Popen(command, stdin=there, cwd="/")
         self.pid = server.pid
         # Its process is waited for by number.
         server.returncode = 0
@@ -146,16 +159,17 @@ class _Server:
 
 
 server = _Server(IMPORTS)
-rank_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS])
-graph_server = _Server([*IMPORTS, *IMPORTS_OF_GRAPHS])
-model_server = _Server([*IMPORTS, *IMPORTS_OF_MODELS])
+rank_server = _Server(IMPORTS_OF_RANKS, server)
+graph_server = _Server(IMPORTS_OF_GRAPHS, server)
+model_server = _Server(IMPORTS_OF_MODELS, server)
 jax_server = _Server(IMPORTS_OF_JAX)
-ray_server = _Server(IMPORTS_OF_RAY)
-trainer_server = _Server([*IMPORTS, *IMPORTS_OF_TRAINERS])
-titan_server = _Server([*IMPORTS, *IMPORTS_OF_TITAN])
-lightning_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_LIGHTNING])
-accelerate_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_ACCELERATE])
-deepspeed_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_DEEPSPEED])
+ray_server = _Server(IMPORTS_OF_RAY, server)
+trainer_server = _Server(IMPORTS_OF_TRAINERS, server)
+titan_server = _Server(IMPORTS_OF_TITAN, rank_server)
+lightning_server = _Server(IMPORTS_OF_LIGHTNING, rank_server)
+accelerate_server = _Server(IMPORTS_OF_ACCELERATE, rank_server)
+deepspeed_server = _Server(IMPORTS_OF_DEEPSPEED, rank_server)
+worker_server = _Server(IMPORTS_OF_WORKERS)
 servers = (
     server,
     rank_server,
@@ -168,6 +182,7 @@ servers = (
     lightning_server,
     accelerate_server,
     deepspeed_server,
+    worker_server,
 )
 
 
@@ -254,13 +269,19 @@ class InterpreterPopen(Popen):
     def __init__(self, command: Sequence[object], **options: Any) -> None:
         interpreter, *arguments = command
         assert interpreter == sys.executable
-        super().__init__([one for one in arguments if one != "-P"], **options)
+        super().__init__([one for one in arguments if one not in ("-P", "-u")], **options)
 
 
 class ModelPopen(InterpreterPopen):
     """Starts with the imports for generating text, too."""
 
     server = model_server
+
+
+class WorkerPopen(InterpreterPopen):
+    """Starts with everything that the modules of tests import."""
+
+    server = worker_server
 
 
 def replacing(popen: type[Popen]) -> types.SimpleNamespace:
@@ -318,6 +339,30 @@ def _serve(pipe: socket.socket) -> dict[str, Any]:
         os.close(sender)
 
 
+def _imported(names: Sequence[str]) -> socket.socket:
+    """Imports modules in a server; returns the socket of its requests, which was its input."""
+    pipe, out, errors = socket.socket(fileno=os.dup(0)), os.dup(1), os.dup(2)
+    # The server ignores a signal to the whole foreground group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(os.devnull, "r+") as nothing:
+        # Frameworks warn of what this machine lacks.
+        for number in range(3):
+            os.dup2(nothing.fileno(), number)
+    try:
+        for name in names:
+            # For speed only: a program that needs a missing module raises by itself.
+            with contextlib.suppress(ModuleNotFoundError):
+                __import__(name)
+    finally:
+        for number, file in ((1, out), (2, errors)):
+            os.dup2(file, number)
+            os.close(file)
+    # Forks share these objects, and neither copy nor collect them at their end.
+    gc.collect()
+    gc.freeze()
+    return pipe
+
+
 def _open_streams() -> None:
     """Opens the standard streams: those of the server belong to its own files."""
     is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
@@ -358,16 +403,8 @@ def _run(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _pipe = socket.socket(fileno=int(sys.argv[1]))
-    # The server ignores a signal to the whole foreground group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for _name in sys.argv[2:]:
-        # For speed only: a program that needs a missing module raises by itself.
-        with contextlib.suppress(ModuleNotFoundError):
-            __import__(_name)
-    # Forks share these objects, and neither copy nor collect them at their end.
-    gc.collect()
-    gc.freeze()
-    _request = _serve(_pipe)
+    _request: dict[str, Any] = {"imports": sys.argv[1:]}
+    while "imports" in _request:
+        _request = _serve(_imported(_request["imports"]))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _run(_request)

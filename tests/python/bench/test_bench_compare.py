@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
-import io
 import json
 import subprocess
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from commands import run_command
 from penstock import cli
 from penstock_bench.cli import checkpoint_table
 from penstock_bench.harness.cases import Case
@@ -247,17 +245,7 @@ def test_rounds_seeds_and_peers_are_up_to_each_run():
 
 
 def bench_compare(*arguments):
-    """As the command line does it, in this process: SciPy takes a second to import."""
-    out, err = io.StringIO(), io.StringIO()
-    command = ["penstock", "bench", "compare", *map(str, arguments)]
-    with (
-        mock.patch.object(sys, "argv", command),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as ended,
-    ):
-        cli.main()
-    return subprocess.CompletedProcess(command, ended.value.code, out.getvalue(), err.getvalue())
+    return run_command("bench", "compare", *arguments)
 
 
 def test_the_exit_code_is_the_gate(tmp_path):

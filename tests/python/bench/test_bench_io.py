@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from commands import run_command
 from penstock.cli import cli
 from penstock.integrations.deepspeed import environment
 from penstock_bench.harness import cases, fio
@@ -147,7 +148,7 @@ def test_a_size_there_is_no_room_for_is_refused_with_the_numbers(disk_path):
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_line(disk_path, arguments, message):
-    done = bench_io(disk_path, *arguments)
+    done = run_command("bench", "io", disk_path, *arguments)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
@@ -196,7 +197,7 @@ def test_of_tensors_each_process_has_a_whole_one(disk_path):
 
 
 def test_a_directory_that_is_none_is_refused(tmp_path):
-    assert bench_io(tmp_path / "nowhere").returncode == 2
+    assert run_command("bench", "io", tmp_path / "nowhere").returncode == 2
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -377,15 +377,16 @@ def test_each_call_that_fails_is_told_or_made_up_for(gpu, disk_path, name):
         out = target(gpu, content, ids)
         table.gather(ids, out=out)
         gpu.read(out)
+        expected, zeros = content[ids], torch.zeros(4500, 2048, dtype=torch.int16)
         told = 0
         for nth in range(1, 12):
-            gpu.change(out, torch.zeros(4500, 2048, dtype=torch.int16))
+            gpu.change(out, zeros)
             gpu.call("cuStreamSynchronize", gpu.stream)
             gpu.fail(name, nth)
             error = device_error_of(lambda: table.gather(ids, out=out))
             gpu.mend()
             if error is None:
-                assert same(gpu.read(out), content[ids])
+                assert same(gpu.read(out), expected)
             else:
                 told += 1
                 assert error.code == 999
@@ -393,7 +394,7 @@ def test_each_call_that_fails_is_told_or_made_up_for(gpu, disk_path, name):
             gpu.forget()
         # These two are called only for finished copies, when no caller waits for the rows any more.
         assert told > 0 or name in ("cuEventQuery", "cuEventSynchronize")
-        assert same(gpu.read(table.gather(ids, device="cuda")), content[ids])
+        assert same(gpu.read(table.gather(ids, device="cuda")), expected)
 
 
 def test_a_gather_in_a_capture_is_refused_and_the_capture_goes_on(gpu, disk_path):

@@ -286,19 +286,21 @@ CALLS = [
 
 @pytest.mark.parametrize("name", CALLS)
 def test_each_call_that_fails_is_told_or_made_up_for(gpu, disk_path, name):
-    host = drawn((3 * MIB,), torch.float32)
+    # One byte more than two pieces.
+    host = drawn((2 * PIECE_BYTES + 1,), torch.uint8)
+    zeros, content = torch.zeros_like(host), bytes_of(host)
     with TensorIO(staging_bytes=2 * PIECE_BYTES) as io:
         io.write(host, disk_path / "a").result()
-        tensor, source = gpu.put(torch.zeros_like(host)), gpu.put(host)
+        tensor, source = gpu.put(zeros), gpu.put(host)
         told = 0
         for nth in range(1, 14):
-            gpu.change(tensor, torch.zeros_like(host))
+            gpu.change(tensor, zeros)
             gpu.call("cuStreamSynchronize", gpu.stream)
             for move, there in (
                 (lambda: io.read(tensor, disk_path / "a"), lambda: same(gpu.read(tensor), host)),
                 (
                     lambda: io.write(source, disk_path / "b"),
-                    lambda: (disk_path / "b").read_bytes() == bytes_of(host),
+                    lambda: (disk_path / "b").read_bytes() == content,
                 ),
             ):
                 gpu.fail(name, nth)

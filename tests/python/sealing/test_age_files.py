@@ -159,8 +159,11 @@ def test_a_file_of_identities_that_age_has_encrypted_opens_by_a_passphrase(tmp_p
     penstock.save(path, {"w": np.ones(3)}, sealing=Sealing([recipient]))
     file = encrypted_by_age(tmp_path / "keys.txt", "correct horse", armor=armor)
     right, wrong = Passphrase(lambda: "correct horse"), Passphrase(lambda: "wrong")
-    assert penstock.load(path, identities=[wrong, right, file])["w"].sum() == 3
-    assert penstock.load(path, identities=[right, lambda: file.read_bytes()])["w"].sum() == 3
+    if armor:
+        # Each attempt takes 256 MiB of memory, as age asks for, and most of a second.
+        assert penstock.load(path, identities=[right, file])["w"].sum() == 3
+        return
+    assert penstock.load(path, identities=[wrong, right, lambda: file.read_bytes()])["w"].sum() == 3
     for identities, said in (
         ([file], "give that before the file"),
         ([file, right], "give that before the file"),

@@ -3,13 +3,12 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 import penstock
+from commands import run_command
 from format_reader import digest
 from penstock import Sealing, sealing
 from penstock.errors import (
@@ -192,8 +191,7 @@ def test_clear_and_missing_checkpoints_are_named(home):
 
 
 def command(*arguments):
-    whole = [sys.executable, "-m", "penstock", *map(str, arguments)]
-    return subprocess.run(whole, check=False, capture_output=True, text=True)
+    return run_command(*arguments)
 
 
 def test_the_commands(home):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import penstock
+from commands import run_command
 from penstock.common import tracing
 from penstock.common.tracing import recorded, summary
 from penstock.errors import CheckpointExistsError, StorageError
@@ -477,14 +478,7 @@ def test_a_directory_gets_a_file_for_each_process(tmp_path):
 
 
 def penstock_cli(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "penstock", *map(str, arguments)],
-        env={**os.environ, "COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return run_command(*arguments, COLUMNS="80")
 
 
 def test_the_summary_fits_a_terminal(tmp_path):
