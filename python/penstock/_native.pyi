@@ -73,6 +73,7 @@ __all__ = [
     "check_stream",
     "chunk_digests",
     "combine_digests",
+    "copy_side_by_side",
     "cuda_problem",
     "digests",
     "dtypes",
@@ -598,6 +599,9 @@ def trace_overlapping(
 ) -> None: ...
 def remove_checkpoint(path: str, *, force: bool, foreign: bool) -> int: ...
 def reserve(nbytes: int, early_bytes: int) -> HostBuffer: ...
+def copy_side_by_side(
+    sources: Sequence[tuple[int, int, int, object]], target: HostBuffer, threads: int
+) -> None: ...
 
 @final
 class DataFile:

@@ -19,7 +19,8 @@ hands over a whole state. A framework with a plan of its own takes what is here:
 - **When to save**: a `PacedRun`, given to a saver by `penstock.Saver.record`, keeps the history of
   the saves' times, and says after which steps a save is due, for ``save_every="auto"``.
 - **Memory**: `of_array` and `of_tensor` find the `Memory` of an array or a tensor, which is read or
-  written without a copy; `to_source` makes it a tensor of a part.
+  written without a copy; `to_source` makes it a tensor of a part. A `CopyMemory` takes copies of
+  each `Piece` of a state, from where a save writes them.
 - **Keys**: `SealingKeys` are the options ``sealing`` and ``identities`` of a plug-in. It gives
   their ``sealing`` to a `penstock.Saver` or a `RankAttempt`, and their ``identities`` to
   `penstock.load` or, as an `Unsealing`, to an `OpenCheckpoint`. In a sealed save by ranks each
@@ -128,6 +129,7 @@ from penstock.tensors.arguments import (
     encode_metadata,
     to_native,
 )
+from penstock.tensors.copies import CopyMemory, Piece
 from penstock.tensors.marks import Boxes, Frozen, PerRank
 from penstock.tensors.memory import CPU, Memory, of_array, of_tensor, to_source
 from penstock.tensors.native_rows import GlobalBox, TensorSource
@@ -144,6 +146,7 @@ __all__ = [
     "Barriers",
     "BoxRead",
     "Boxes",
+    "CopyMemory",
     "Files",
     "Flattener",
     "Frozen",
@@ -158,6 +161,7 @@ __all__ = [
     "PacedRun",
     "PartVote",
     "PerRank",
+    "Piece",
     "RankAttempt",
     "SealingKeys",
     "StoredTensor",

@@ -1,11 +1,18 @@
 //! Memory for tensors.
 
+use std::num::NonZeroUsize;
+
 use penstock_io::buffer;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::call;
 use crate::errors::transferred as raised;
 use crate::owner::{detached, release_dropped};
-use crate::tensor::HostBuffer;
+use crate::tensor::{self, HostBuffer};
+
+/// `(offset in the buffer, address, bytes, owner)` of contiguous host memory to copy.
+type PlacedCopy = (usize, usize, usize, Py<PyAny>);
 
 /// A cache of buffers for tensors.
 #[pyclass(frozen, module = "penstock._native")]
@@ -50,4 +57,36 @@ impl CachingHostAllocator {
 #[pyfunction]
 pub fn reserve(py: Python<'_>, nbytes: usize, early_bytes: usize) -> PyResult<HostBuffer> {
     raised(py, buffer::reserve(nbytes, early_bytes)).map(HostBuffer::from)
+}
+
+/// Copies memory to places in a buffer that come one after the other, with several threads.
+#[pyfunction]
+pub fn copy_side_by_side(
+    py: Python<'_>,
+    sources: Vec<PlacedCopy>,
+    target: Bound<'_, HostBuffer>,
+    threads: usize,
+) -> PyResult<()> {
+    let len = target.len()?;
+    let mut end = 0;
+    let mut regions = Vec::with_capacity(sources.len());
+    for (place, address, bytes, owner) in sources {
+        let room = len.checked_sub(place);
+        if place < end || room.is_none_or(|room| room < bytes) {
+            let problem = format!("{bytes} bytes at {place} have no place of their own");
+            return Err(PyValueError::new_err(problem));
+        }
+        end = place + bytes;
+        regions.push((
+            place,
+            tensor::contiguous((address, vec![bytes], None, 1, owner))?,
+        ));
+    }
+    let mut target = tensor::buffer(target).into_buf();
+    let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
+    call::without_gil(py, || {
+        buffer::stream_side_by_side(&regions, target.as_mut_slice(), threads);
+        drop(regions);
+        Ok(())
+    })
 }

@@ -75,7 +75,7 @@ mod _native {
     #[pymodule_export]
     use crate::blocks::{NativeBlockOpener, NativeBlockSealer, NativeFileSeal};
     #[pymodule_export]
-    use crate::caching_allocator::{CachingHostAllocator, reserve};
+    use crate::caching_allocator::{CachingHostAllocator, copy_side_by_side, reserve};
     #[pymodule_export]
     use crate::checkpoint::{Checkpoint, open};
     #[pymodule_export]

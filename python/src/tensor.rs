@@ -453,6 +453,15 @@ pub(crate) fn contiguous(array: NativeArray) -> PyResult<HostRegion> {
     Ok(unsafe { HostRegion::contiguous(address, bytes, Owner::of(owner)) })
 }
 
+/// All of a buffer, to fill anew.
+pub(crate) fn buffer(buffer: Bound<'_, HostBuffer>) -> HostRegionMut {
+    let (address, bytes) = (buffer.get().address, buffer.get().len);
+    let owner = Owner::of(buffer.into_any().unbind());
+    // SAFETY: the memory lives as long as the buffer. The package fills a buffer again only when
+    // what it was filled with before is not used any more.
+    unsafe { HostRegionMut::new(address, bytes, owner) }
+}
+
 /// A copy of a contiguous array of `uint32`.
 pub(crate) fn words(array: NativeArray) -> PyResult<Vec<u32>> {
     let region = contiguous(array)?;

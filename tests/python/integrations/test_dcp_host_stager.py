@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import weakref
 from collections import OrderedDict
@@ -12,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import state_dict_saver
 
 import penstock
+from penstock import _native
 from penstock.integrations.dcp import enable, patches
 
 if not hasattr(state_dict_saver, "DefaultStager"):
@@ -62,6 +64,9 @@ class TestCopies:
             "parameter": torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
             "flags": torch.tensor([True, False]),
             "empty": torch.empty(0, 4),
+            "nothing": base[7:7],
+            "float8": torch.arange(5.0).to(torch.float8_e4m3fn),
+            "complex": torch.tensor([[1 + 2j, 3j]]),
             "conjugate": torch.tensor([1 + 2j]).conj(),
             "negative": torch.tensor([1 + 2j]).conj().imag,
             "sparse": torch.eye(3).to_sparse(),
@@ -109,19 +114,19 @@ class TestMemory:
     def test_of_a_part_of_a_storage_only_that_part_is_copied(self, stager):
         large = torch.ones(1_000_000)
         stager.stage({"a": large[1000:1100], "b": large[1200:1300]})
-        assert len(stager._memory) <= 300 * 4 + 2 * 64
+        assert len(stager._memory.buffer) <= 300 * 4 + 2 * 64
 
     def test_a_storage_is_copied_once(self, stager):
         weight = torch.ones(1000)
         stager.stage({"w": weight, "tied": weight, "views": [weight[n:] for n in range(50)]})
-        assert len(stager._memory) <= 4000 + 64
+        assert len(stager._memory.buffer) <= 4000 + 64
 
     def test_is_kept_until_a_larger_state_comes(self, stager):
         places = [stager.stage({"w": torch.ones(size)})["w"].data_ptr() for size in (100, 50, 100)]
         assert places[0] == places[1] == places[2]
         copied = stager.stage({"w": torch.ones(200)})["w"]
         assert copied.tolist() == [1] * 200
-        assert len(stager._memory) == 832
+        assert len(stager._memory.buffer) == 832
 
     def test_of_a_failed_save_is_used_again_and_released(self, tmp_path, monkeypatch):
         def fail(*_, **__):
@@ -138,18 +143,48 @@ class TestMemory:
         state = {"w": torch.ones(1000)}
         with enable():
             dcp.async_save(state, checkpoint_id=tmp_path / "a").result()
-            memory = made[0]._idle._memory
+            memory = made[0]._idle._memory.buffer
             with monkeypatch.context() as broken:
                 broken.setattr(dcp.DefaultSavePlanner, "create_local_plan", fail)
                 pending = dcp.async_save(state, checkpoint_id=tmp_path / "b")
                 assert pending.exception() is not None
-            assert made[0]._idle._memory is memory
+            assert made[0]._idle._memory.buffer is memory
             dcp.async_save(state, checkpoint_id=tmp_path / "b").result()
-            assert made[0]._idle._memory is memory
+            assert made[0]._idle._memory.buffer is memory
             held = weakref.ref(made[0]._idle)
             del memory
         assert made[0]._idle is None
         assert held() is None
+
+    def test_lies_as_the_tensors_will_in_the_file(self, stager):
+        sizes = [64, 12, 4096, 300_032, 100, 3 * 4096, 128]
+        state = {str(size): torch.ones(size, dtype=torch.uint8) for size in sizes}
+        copied = stager.stage(state)
+        first = min(value.data_ptr() for value in copied.values())
+        places = {name: value.data_ptr() - first for name, value in copied.items()}
+        assert first % 4096 == 0
+        assert places == {
+            "4096": 0,
+            "12288": 4096,
+            "64": 16384,
+            "300032": 16448,
+            "128": 316480,
+            "12": 316608,
+            "100": 316672,
+        }
+
+    def test_that_cannot_be_had_fails_the_call_and_no_later_one(self, tmp_path, monkeypatch):
+        def refuse(*_):
+            raise OSError(errno.ENOMEM, "no memory")
+
+        state = {"w": torch.ones(1000)}
+        with enable():
+            with monkeypatch.context() as broken:
+                broken.setattr(_native, "reserve", refuse)
+                with pytest.raises(OSError, match="no memory"):
+                    dcp.async_save(state, checkpoint_id=tmp_path / "a")
+            dcp.async_save(state, checkpoint_id=tmp_path / "a").result()
+        assert penstock.load(tmp_path / "a")["w"].tolist() == [1] * 1000
 
     def test_a_state_that_cannot_be_copied_gives_the_memory_back(self, tmp_path):
         class Uncopied:

@@ -1,32 +1,29 @@
 """`HostStager`: copies a state to host memory that it keeps for the next copy.
 
 DCP's `DefaultStager` copies storage by storage with a parallel kernel of PyTorch, which costs each
-tensor a barrier of all threads, and the pages of its memory are small ones. Here the storages of
-plain tensors on the host lie side by side in one mapping of huge pages, and few threads copy them
-with `memmove`. All other values are copied by DCP's stager.
+tensor a barrier of all threads, and the pages of its memory are small ones. Here one call copies
+the storages of plain tensors on the host side by side into memory in huge pages, past the caches,
+so that a save writes them from there. All other values are copied by DCP's stager.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import mmap
-import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from penstock.plugin import CopyMemory, Piece
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 PLAIN = StagingOptions(False, False, False, False)
 """The options with which `async_save` makes a stager of its own."""
 
 _ALIGN_BYTES = 64
-"""Staged storages begin at multiples of this, as those of PyTorch's allocator do."""
-_PIECE_BYTES = 4 << 20
+"""The part of a storage begins at a multiple of this, and so does its copy."""
 _THREADS_MAX = 4
 """More threads copy no faster than the memory is."""
 _ALONE_BYTES_MAX = 8 << 20
@@ -41,14 +38,17 @@ class _Span:
         address: Address of the storage's first byte.
         begin: First byte in use, rounded down to `_ALIGN_BYTES`.
         end: Behind the last byte in use.
-        staged: The copy.
+        owner: One of the tensors.
+        offset: Where the copy begins in the memory.
+        staged: The copy, as a tensor.
     """
 
-    __slots__ = ("address", "begin", "end", "staged")
+    __slots__ = ("address", "begin", "end", "offset", "owner", "staged")
 
-    def __init__(self, address: int, begin: int, end: int) -> None:
-        self.address, self.begin, self.end = address, begin, end
-        self.staged: torch.UntypedStorage | None = None
+    def __init__(self, address: int, begin: int, end: int, owner: torch.Tensor) -> None:
+        self.address, self.begin, self.end, self.owner = address, begin, end, owner
+        self.offset = 0
+        self.staged: torch.Tensor | None = None
 
 
 class HostStager:
@@ -59,54 +59,35 @@ class HostStager:
     """
 
     def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
+        self._memory = CopyMemory()
         self._theirs = DefaultStager(PLAIN)
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """A copy of the state; the state may change when this returns."""
         spans: dict[int, _Span] = {}
-        plain: set[int] = set()
+        plain: dict[int, _Span] = {}
         _collect(state_dict, spans, plain)
         self._copy(list(spans.values()))
         with torch.no_grad():
-            copied: dict[str, Any] = _Copies(self._by_dcp, spans, plain).of(state_dict)
+            copied: dict[str, Any] = _Copies(self._by_dcp, self._memory, plain).of(state_dict)
         return copied
 
     def close(self) -> None:
         """Releases the memory."""
-        self._memory = None
+        self._memory.release()
         self._theirs.close()
 
     def _copy(self, spans: list[_Span]) -> None:
-        """Copies the spans into the memory, side by side."""
+        """Copies the spans into the memory."""
         if not spans:
             return
-        memory = self._reserved(sum(_aligned(span.end - span.begin) for span in spans))
-        offset = 0
-        pieces: list[tuple[int, int, int]] = []
-        for span in spans:
-            nbytes = span.end - span.begin
-            place = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=offset)
-            # A storage of its own, so that a pickle of one tensor does not hold all of the memory.
-            span.staged = place.untyped_storage()
-            to, source = place.data_ptr(), span.address + span.begin
-            pieces += [
-                (to + at, source + at, min(_PIECE_BYTES, nbytes - at))
-                for at in range(0, nbytes, _PIECE_BYTES)
-            ]
-            offset += _aligned(nbytes)
-        _copy_pieces(pieces, threads=1 if offset <= _ALONE_BYTES_MAX else _threads())
-
-    def _reserved(self, nbytes: int) -> mmap.mmap:
-        """Memory of at least this size, kept from the copy before if it suffices."""
-        if self._memory is None or len(self._memory) < nbytes:
-            # Released first, so that the old memory and the new are not held together.
-            self._memory = None
-            self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            # Kernels without huge pages refuse the advice.
-            with contextlib.suppress(OSError, AttributeError):
-                self._memory.madvise(mmap.MADV_HUGEPAGE)
-        return self._memory
+        pieces = [
+            Piece(span.address + span.begin, span.end - span.begin, span.owner) for span in spans
+        ]
+        is_small = sum(piece.nbytes for piece in pieces) <= _ALONE_BYTES_MAX
+        offsets = self._memory.copy(pieces, threads=1 if is_small else _threads())
+        for span, offset in zip(spans, offsets, strict=True):
+            span.offset = offset
 
     def _by_dcp(self, value: Any) -> Any:
         try:
@@ -122,10 +103,10 @@ class _Copies:
     """The copies of values: of plain tensors, whose storages are copied already, and of others."""
 
     def __init__(
-        self, by_dcp: Callable[[Any], Any], spans: dict[int, _Span], plain: set[int]
+        self, by_dcp: Callable[[Any], Any], memory: CopyMemory, plain: dict[int, _Span]
     ) -> None:
         self._by_dcp = by_dcp
-        self._spans = spans
+        self._buffer = memory.buffer
         self._plain = plain
         self._known: dict[int, Any] = {}
 
@@ -144,12 +125,31 @@ class _Copies:
             return kind(self.of(child) for child in value)
         copy = self._known.get(id(value))
         if copy is None:
-            if id(value) in self._plain:
-                copy = _staged(value, self._spans)
+            span = self._plain.get(id(value))
+            if span is not None:
+                copy = self._staged(value, span)
             else:
                 copy = _cloned(value) if _needs_clone(value) else self._by_dcp(value)
             self._known[id(value)] = copy
         return copy
+
+    def _staged(self, tensor: torch.Tensor, span: _Span) -> torch.Tensor:
+        """A tensor of the same layout over the copy of its storage."""
+        nbytes = span.end - span.begin
+        if span.staged is None:
+            # A storage of its own, so that a pickle of one tensor does not hold all of the memory.
+            is_all = tensor.nbytes == nbytes and tensor.is_contiguous()
+            dtype = tensor.dtype if is_all else torch.uint8
+            count = nbytes // dtype.itemsize
+            span.staged = torch.frombuffer(
+                self._buffer, dtype=dtype, count=count, offset=span.offset
+            )
+            if is_all:
+                return span.staged if tensor.dim() == 1 else span.staged.view(tensor.shape)
+        storage: Any = span.staged.untyped_storage()
+        # `_ALIGN_BYTES` is a multiple of every element's size.
+        offset = tensor.storage_offset() - span.begin // tensor.element_size()
+        return tensor.new_empty(0).set_(storage, offset, tensor.size(), tensor.stride())
 
 
 def _is_plain(value: Any) -> bool:
@@ -159,6 +159,7 @@ def _is_plain(value: Any) -> bool:
         and value.is_cpu
         and value.layout is torch.strided
         and not (value.is_quantized or value.is_nested or value.is_conj() or value.is_neg())
+        and value.numel() != 0
         and value.data_ptr() != 0
         and not vars(value)
     )
@@ -175,8 +176,8 @@ def _cloned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().clone().cpu()
 
 
-def _collect(value: Any, spans: dict[int, _Span], plain: set[int]) -> None:
-    """Finds the ids of all plain tensors, and the spans by the addresses of their storages."""
+def _collect(value: Any, spans: dict[int, _Span], plain: dict[int, _Span]) -> None:
+    """Finds the spans by the addresses of their storages, and by the ids of all plain tensors."""
     kind = type(value)
     if kind is dict or kind is OrderedDict:
         for child in value.values():
@@ -185,7 +186,6 @@ def _collect(value: Any, spans: dict[int, _Span], plain: set[int]) -> None:
         for child in value:
             _collect(child, spans, plain)
     elif kind not in _ATOMS and id(value) not in plain and _is_plain(value):
-        plain.add(id(value))
         address, item_bytes = value.untyped_storage().data_ptr(), value.element_size()
         first = value.storage_offset()
         if value.is_contiguous():
@@ -196,44 +196,11 @@ def _collect(value: Any, spans: dict[int, _Span], plain: set[int]) -> None:
         begin = first * item_bytes // _ALIGN_BYTES * _ALIGN_BYTES
         span = spans.get(address)
         if span is None:
-            spans[address] = _Span(address, begin, last * item_bytes)
+            span = spans[address] = _Span(address, begin, last * item_bytes, value)
         else:
             span.begin, span.end = min(span.begin, begin), max(span.end, last * item_bytes)
-
-
-def _staged(tensor: torch.Tensor, spans: dict[int, _Span]) -> torch.Tensor:
-    """A tensor of the same layout over the copy of its storage."""
-    span = spans[tensor.untyped_storage().data_ptr()]
-    storage: Any = span.staged
-    # `_ALIGN_BYTES` is a multiple of every element's size.
-    offset = tensor.storage_offset() - span.begin // tensor.element_size()
-    return tensor.new_empty(0).set_(storage, offset, tensor.size(), tensor.stride())
-
-
-def _copy_pieces(pieces: list[tuple[int, int, int]], threads: int) -> None:
-    """Copies bytes: pairs of addresses, to and from, with a size."""
-    rest: Iterator[tuple[int, int, int]] = iter(pieces)
-
-    def run() -> None:
-        # `memmove` of ctypes releases the GIL.
-        for to, source, nbytes in rest:
-            ctypes.memmove(to, source, nbytes)
-
-    others = [threading.Thread(target=run, name="penstock-dcp-copy") for _ in range(threads - 1)]
-    begun = []
-    try:
-        for one in others:
-            one.start()
-            begun.append(one)
-        run()
-    finally:
-        for one in begun:
-            one.join()
+        plain[id(value)] = span
 
 
 def _threads() -> int:
     return max(1, min(torch.get_num_threads(), _THREADS_MAX))
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES

@@ -1,0 +1,56 @@
+"""`asking`: asks the elements of a state for theirs, as DCP does, but not those that have none.
+
+At every save DCP asks each element whether it is `Stateful`, in a call that it logs: 50 to 100 us
+each, for a background save twice. For thousands of tensors at the top of a state that is longer
+than their copies take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import OrderedDict
+from functools import wraps
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NEVER_STATEFUL = frozenset({type(None), bool, int, float, complex, str, bytes, list, tuple, dict})
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def asking(theirs: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """DCP's `_stateful_to_state_dict`, called for those elements that may be `Stateful`."""
+    logger = None
+    with contextlib.suppress(ImportError):
+        module = import_module("torch.distributed.checkpoint.logger")
+        logger = getattr(module, "_dcp_logger", None)
+
+    @wraps(theirs)
+    def stateful_to_state_dict(state_dict: Any) -> dict[str, Any]:
+        if type(state_dict) not in (dict, OrderedDict) or _is_heard(logger):
+            return theirs(state_dict)
+        others = {key: value for key, value in state_dict.items() if _may_be_stateful(value)}
+        found = theirs(others) if others else others
+        return {key: found.get(key, value) for key, value in state_dict.items()}
+
+    return stateful_to_state_dict
+
+
+def _may_be_stateful(value: Any) -> bool:
+    kind = type(value)
+    return kind not in _NEVER_STATEFUL and (kind not in _TENSORS or bool(vars(value)))
+
+
+def _is_heard(logger: logging.Logger | None) -> bool:
+    """Whether somebody may read DCP's log, in which each element has two entries."""
+    return (
+        not isinstance(logger, logging.Logger)
+        or logger.propagate
+        or bool(logger.filters)
+        or any(type(handler) is not logging.NullHandler for handler in logger.handlers)
+    )
