@@ -672,6 +672,24 @@ class RowIndex:
     def pin(self, keys: NativeArray) -> int: ...
 
 @final
+class NodeNumbers:
+    def __new__(cls, first: NativeArray) -> NodeNumbers: ...
+    def number(self, nodes: NativeArray, numbers: TensorTarget) -> None: ...
+    def copy_nodes(self, first: int, out: TensorTarget) -> None: ...
+    def __len__(self) -> int: ...
+
+def draw_edges(
+    begin: NativeArray,
+    degrees: NativeArray,
+    count: int | None,
+    is_replaced: bool,
+    shares: NativeArray,
+    first_node: int,
+    nodes: TensorTarget,
+    edges: TensorTarget,
+) -> None: ...
+
+@final
 class RowReader:
     def __new__(
         cls,

@@ -59,6 +59,15 @@ impl Ids {
     }
 }
 
+/// A copy of a contiguous array of `float64`.
+pub(crate) fn doubles(array: NativeArray) -> PyResult<Vec<f64>> {
+    let region = tensor::contiguous(array)?;
+    let mut bytes = vec![0; region.len() as usize];
+    region.copy_to(0, &mut bytes);
+    let doubles = bytes.as_chunks::<8>().0;
+    Ok(doubles.iter().map(|one| f64::from_ne_bytes(*one)).collect())
+}
+
 fn push<const N: usize, Id: Copy + Into<i128> + TryInto<u64>>(
     found: &mut Vec<u64>,
     bytes: &[u8],

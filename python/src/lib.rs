@@ -29,6 +29,7 @@ mod keys;
 mod mirror;
 mod moment;
 mod names;
+mod neighborhood;
 mod offload;
 mod options;
 mod owner;
@@ -112,6 +113,8 @@ mod _native {
         is_part_file, parse_step, part_file, rank_of_file, shard_file, signature_files,
         step_directory,
     };
+    #[pymodule_export]
+    use crate::neighborhood::{NodeNumbers, draw_edges};
     #[pymodule_export]
     use crate::offload::{Executor, Share, Transfer};
     #[pymodule_export]

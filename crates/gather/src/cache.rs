@@ -2,9 +2,11 @@
 
 pub(crate) mod key;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use penstock_io::buffer::{IoBuf, Slots};
+use slab::Slab;
 
 use self::key::{TABLES_MAX, table_of};
 use crate::batch::state::Waiting;
@@ -16,27 +18,105 @@ use crate::index::{Index, Policy, Slot};
 pub struct Cache {
     slots: Arc<Slots>,
     inner: Mutex<Inner>,
+    /// Rows that have been read, and are not in the cache yet: the thread that reads rows does not
+    /// wait for one that looks thousands of them up, as the device would be idle meanwhile.
+    arrivals: Mutex<Vec<Claimed>>,
+}
+
+/// The lock of a cache. Rows that arrive meanwhile are added when it is released.
+#[derive(Debug)]
+pub(crate) struct Locked<'a> {
+    cache: &'a Cache,
+    inner: Option<MutexGuard<'a, Inner>>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        self.inner.as_deref().expect("it is there until the drop")
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Inner {
+        let inner = self.inner.as_deref_mut();
+        inner.expect("it is there until the drop")
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        drop(self.inner.take());
+        self.cache.deliver();
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) index: Index,
-    /// For each slot, the consumers of the row that is being read into it.
-    coming: Vec<Option<Box<Coming>>>,
+    /// The rows that are being read.
+    coming: Coming,
+    /// Kept to reuse its memory.
+    arrived: Vec<Claimed>,
     next_table: u64,
     /// Numbers of removed tables, to be used again.
     free_tables: Vec<u64>,
 }
 
+/// The rows that are being read, by the slots that they are read into.
+///
+/// Their entries are reused: memory that the thread which begins a read allocates, and the thread
+/// that ends it frees, costs both of them more than the rest of their bookkeeping.
+#[derive(Debug)]
+struct Coming {
+    /// For each slot the key of its entry, or `NONE`.
+    keys: Box<[u32]>,
+    entries: Slab<ComingRow>,
+}
+
 /// A row that is being read.
 #[derive(Debug, Default)]
-struct Coming {
+struct ComingRow {
     /// Table and number of the batch that reads it.
     batch: (u64, u64),
     waiting: Vec<Waiting>,
     /// Whether the row was updated since: the bytes being read are only for earlier requests, and
     /// later lookups do not find them.
     is_stale: bool,
+}
+
+/// No more rows are being read than there are slots, whose number is less than this.
+const NONE: u32 = u32::MAX;
+
+impl Coming {
+    fn new(slots: Slot) -> Coming {
+        Coming {
+            keys: vec![NONE; slots as usize].into_boxed_slice(),
+            entries: Slab::new(),
+        }
+    }
+
+    fn has(&self, slot: Slot) -> bool {
+        self.keys[slot as usize] != NONE
+    }
+
+    fn get(&self, slot: Slot) -> Option<&ComingRow> {
+        self.entries.get(self.keys[slot as usize] as usize)
+    }
+
+    fn get_mut(&mut self, slot: Slot) -> Option<&mut ComingRow> {
+        self.entries.get_mut(self.keys[slot as usize] as usize)
+    }
+
+    fn insert(&mut self, slot: Slot, row: ComingRow) {
+        self.keys[slot as usize] = self.entries.insert(row) as u32;
+    }
+
+    fn take(&mut self, slot: Slot) -> Option<ComingRow> {
+        let key = std::mem::replace(&mut self.keys[slot as usize], NONE);
+        self.entries.try_remove(key as usize)
+    }
 }
 
 /// Result of a lookup.
@@ -67,10 +147,12 @@ impl Cache {
             slots: Slots::allocate(slots, row_bytes)?,
             inner: Mutex::new(Inner {
                 index: Index::new(slots, policy),
-                coming: (0..slots).map(|_| None).collect(),
+                coming: Coming::new(slots),
+                arrived: Vec::new(),
                 next_table: 0,
                 free_tables: Vec::new(),
             }),
+            arrivals: Mutex::default(),
         })
     }
 
@@ -107,22 +189,59 @@ impl Cache {
         &self.slots
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        self.add_arrivals(&mut inner);
+        Locked {
+            cache: self,
+            inner: Some(inner),
+        }
+    }
+
+    /// Delivers rows that have been read to all their consumers, now or when the lock is released.
+    pub(crate) fn arrive(&self, claims: impl IntoIterator<Item = Claimed>) {
+        self.arrivals().extend(claims);
+        self.deliver();
+    }
+
+    /// Adds the rows that have arrived, unless another thread has the lock, which adds them once it
+    /// has released it: it looks for them after that, and they are there before this fails.
+    fn deliver(&self) {
+        while !self.arrivals().is_empty() {
+            let mut inner = match self.inner.try_lock() {
+                Ok(inner) => inner,
+                Err(TryLockError::Poisoned(inner)) => inner.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            self.add_arrivals(&mut inner);
+        }
+    }
+
+    fn add_arrivals(&self, inner: &mut Inner) {
+        let mut arrived = std::mem::take(&mut inner.arrived);
+        std::mem::swap(&mut *self.arrivals(), &mut arrived);
+        for claimed in arrived.drain(..) {
+            Cache::arrived(inner, claimed);
+        }
+        inner.arrived = arrived;
+    }
+
+    fn arrivals(&self) -> MutexGuard<'_, Vec<Claimed>> {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Finds a row, or claims a slot for the batch that is about to read it.
     pub(crate) fn find(&self, inner: &mut Inner, key: u64, batch: (u64, u64)) -> CachedRow {
         let Inner { index, coming, .. } = inner;
         if let Some(slot) = index.find(key) {
-            return match &coming[slot as usize] {
+            return match coming.get(slot) {
                 None => CachedRow::Here,
                 Some(one) => CachedRow::Comes {
                     is_own: one.batch == batch,
                 },
             };
         }
-        let may_go = |slot: Slot| coming[slot as usize].is_none() && !self.slots.is_lent(slot);
+        let may_go = |slot: Slot| !coming.has(slot) && !self.slots.is_lent(slot);
         let Some(slot) = index.admit_coming(key, may_go) else {
             return CachedRow::Missing(None);
         };
@@ -131,10 +250,11 @@ impl Cache {
             index.forget(key);
             return CachedRow::Missing(None);
         };
-        inner.coming[slot as usize] = Some(Box::new(Coming {
+        let row = ComingRow {
             batch,
-            ..Coming::default()
-        }));
+            ..ComingRow::default()
+        };
+        inner.coming.insert(slot, row);
         CachedRow::Missing(Some(Claimed { key, slot, memory }))
     }
 
@@ -145,7 +265,7 @@ impl Cache {
         waiting: Waiting,
     ) -> std::result::Result<(), (Option<Slot>, Waiting)> {
         let slot = inner.index.find(key);
-        let coming = slot.and_then(|slot| inner.coming[slot as usize].as_mut());
+        let coming = slot.and_then(|slot| inner.coming.get_mut(slot));
         match coming {
             Some(coming) => {
                 coming.waiting.push(waiting);
@@ -157,7 +277,7 @@ impl Cache {
 
     /// Delivers a row that has been read to all its consumers.
     pub(crate) fn arrived(inner: &mut Inner, claimed: Claimed) {
-        let coming = inner.coming[claimed.slot as usize].take();
+        let coming = inner.coming.take(claimed.slot);
         if coming.as_ref().is_none_or(|one| !one.is_stale) {
             inner.index.arrived(claimed.slot);
         }
@@ -173,7 +293,7 @@ impl Cache {
         let Inner { index, coming, .. } = inner;
         let mut found = index.find(key);
         if let Some(slot) = found
-            && let Some(coming) = &mut coming[slot as usize]
+            && let Some(coming) = coming.get_mut(slot)
         {
             coming.is_stale = true;
             index.forget(key);
@@ -186,7 +306,7 @@ impl Cache {
             index.forget(key);
             found = None;
         }
-        let may_go = |slot: Slot| coming[slot as usize].is_none() && !self.slots.is_lent(slot);
+        let may_go = |slot: Slot| !coming.has(slot) && !self.slots.is_lent(slot);
         let Some(slot) = found.or_else(|| index.admit(key, may_go)) else {
             return;
         };
@@ -199,7 +319,7 @@ impl Cache {
 
     /// Gives up a row whose memory was lost with the operation that read it.
     pub(crate) fn lost_zero_copy(inner: &mut Inner, key: u64, slot: Slot) {
-        let coming = inner.coming[slot as usize].take();
+        let coming = inner.coming.take(slot);
         if coming.as_ref().is_none_or(|one| !one.is_stale) {
             inner.index.forget(key);
         }

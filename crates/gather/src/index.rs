@@ -175,10 +175,15 @@ impl Index {
     pub(crate) fn arrived(&mut self, slot: Slot) {
         let place = &mut self.places[slot as usize];
         place.comes = false;
-        let key = place.key;
-        if place.due != NEVER {
-            let next = self.window.next(self.hasher.hash_one(key), key);
-            self.set_next_use(slot, next);
+        let (key, due) = (place.key, place.due);
+        if due != NEVER {
+            let next = self.window.use_of(due);
+            debug_assert_eq!(
+                self.window.next(self.hasher.hash_one(key), key),
+                Some(next),
+                "it was kept up to date"
+            );
+            self.set_next_use(slot, Some(next));
         }
     }
 

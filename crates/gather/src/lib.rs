@@ -12,6 +12,8 @@
 //!
 //! A [`MutableTable`] is a table whose rows can be updated.
 //!
+//! [`EdgeRanges`] and [`NodeNumbers`] sample the neighbourhoods in a graph whose nodes have rows.
+//!
 //! Guarantees: a successful batch has every row, in the caller's order; if a table has [`Checks`],
 //! every block that was read is the one that was written. This crate does not know checkpoints:
 //! its caller passes files, ranges and checksums.
@@ -24,6 +26,7 @@ mod device;
 mod error;
 mod index;
 mod mutable_table;
+mod neighborhood;
 mod proxy;
 mod ranges;
 mod reader;
@@ -37,6 +40,7 @@ pub use index::{Index, Policy, Slot, replay};
 pub use mutable_table::{
     Compaction, Form, Frozen, MutableTable, NewTable, Opening, Storage, TABLE_MANIFEST,
 };
+pub use neighborhood::{EdgeRanges, NodeNumbers};
 pub use proxy::{Proxy, Serving};
 pub use ranges::RangeReader;
 pub use reader::Reader;

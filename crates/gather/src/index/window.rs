@@ -137,6 +137,11 @@ impl Window {
         Some(self.gone + position(chain.first, self.gone) as u64)
     }
 
+    /// The use that a place stores the number of.
+    pub(super) fn use_of(&self, due: u32) -> u64 {
+        self.gone + position(due, self.gone) as u64
+    }
+
     /// Records a lookup of a key.
     ///
     /// # Returns

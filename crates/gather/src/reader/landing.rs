@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_io::executor::{Arrived, Visitor};
+use smallvec::SmallVec;
 
 use super::shared::ReaderShared;
 use crate::batch::state::{BatchState, Damage, Place};
@@ -21,16 +22,19 @@ pub(crate) struct Row {
     /// Its key in the cache.
     pub(crate) key: u64,
     pub(crate) claimed: Option<Claimed>,
-    pub(crate) places: Vec<Place>,
+    /// Nearly always one: it needs no memory of its own.
+    pub(crate) places: SmallVec<[Place; 1]>,
 }
+
+type Claims = SmallVec<[Claimed; 1]>;
 
 /// The rows of one request.
 pub(crate) struct Landing {
     pub(crate) shared: Arc<ReaderShared>,
     pub(crate) state: Arc<BatchState>,
     pub(crate) span: Span,
-    /// In ascending order.
-    pub(crate) rows: Vec<Row>,
+    /// In ascending order; one, unless neighbours are read together.
+    pub(crate) rows: SmallVec<[Row; 1]>,
     /// The destination that the request reads into without a copy.
     pub(crate) zero_copy: ZeroCopy,
     /// Whether this is a second read, of rows that were damaged or lost.
@@ -89,7 +93,7 @@ impl Landing {
             return;
         }
         let rows = std::mem::take(&mut self.rows);
-        let mut claims = Vec::new();
+        let mut claims = Claims::new();
         for row in rows {
             self.land(row, arrived.as_slice(), &mut claims);
         }
@@ -135,7 +139,7 @@ impl Landing {
     }
 
     /// Copies a row to all its destinations.
-    fn land(&self, row: Row, bytes: &[u8], claims: &mut Vec<Claimed>) {
+    fn land(&self, row: Row, bytes: &[u8], claims: &mut Claims) {
         let bytes = self.bytes_of(row.row, bytes);
         for mut place in row.places {
             place.memory.as_mut_slice().copy_from_slice(bytes);
@@ -147,16 +151,13 @@ impl Landing {
     }
 
     /// Adds rows to the cache, in the slots that they were read into.
-    fn keep(&mut self, arrived: Arrived<'_>, mut claims: Vec<Claimed>) {
+    fn keep(&mut self, arrived: Arrived<'_>, mut claims: Claims) {
         let zero_copy = std::mem::replace(&mut self.zero_copy, ZeroCopy::No);
         if let (ZeroCopy::Slot { key, slot }, Arrived::Own(memory)) = (zero_copy, arrived) {
             claims.push(Claimed { key, slot, memory });
         }
         if let (Some(cache), false) = (&self.shared.cache, claims.is_empty()) {
-            let mut inner = cache.lock();
-            for claimed in claims {
-                Cache::arrived(&mut inner, claimed);
-            }
+            cache.arrive(claims);
         }
     }
 
@@ -176,7 +177,7 @@ impl Landing {
                 Some(start) => bad.push((row, start)),
             }
         }
-        let mut claims = Vec::new();
+        let mut claims = Claims::new();
         for row in good {
             self.land(row, arrived.as_slice(), &mut claims);
         }
@@ -192,7 +193,7 @@ impl Landing {
                     .is_some_and(|opener| !opener.is_damaged(start / BLOCK_BYTES)),
             });
         }
-        let mut rows: Vec<Row> = bad.into_iter().map(|(row, _)| row).collect();
+        let mut rows: SmallVec<[Row; 1]> = bad.into_iter().map(|(row, _)| row).collect();
         match (
             std::mem::replace(&mut self.zero_copy, ZeroCopy::No),
             arrived,
@@ -218,7 +219,7 @@ impl Drop for Landing {
     fn drop(&mut self) {
         let rows = std::mem::take(&mut self.rows);
         let mut places = Vec::new();
-        let mut claims = Vec::new();
+        let mut claims = Claims::new();
         for row in rows {
             places.extend(row.places);
             claims.extend(row.claimed);

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_io::buffer::IoBuf;
 use penstock_io::executor::{self, Kind, Request, Transfer, Visit};
+use smallvec::{SmallVec, smallvec};
 
 use super::landing::{Landing, Row, ZeroCopy};
 use super::lookup::How;
@@ -41,7 +42,7 @@ impl ReaderShared {
                     row: place.row,
                     key: place.key,
                     claimed,
-                    places: vec![place],
+                    places: smallvec![place],
                 }),
             }
         }
@@ -135,7 +136,7 @@ impl ReaderShared {
     fn request(
         self: &Arc<Self>,
         run: Run,
-        mut rows: Vec<Row>,
+        mut rows: SmallVec<[Row; 1]>,
         state: &Arc<BatchState>,
         is_again: bool,
     ) -> Request {
@@ -159,7 +160,12 @@ impl ReaderShared {
                     memory: buf,
                 } = claimed;
                 (memory, zero_copy) = (Some(buf), ZeroCopy::Slot { key, slot });
-            } else if let Some(place) = row.places.pop_if(|place| is_reached(&place.memory)) {
+            } else if row
+                .places
+                .last()
+                .is_some_and(|place| is_reached(&place.memory))
+                && let Some(place) = row.places.pop()
+            {
                 (memory, zero_copy) = (Some(place.memory), ZeroCopy::Place);
             }
         }
@@ -194,7 +200,7 @@ fn by_row(places: &mut Vec<Place>) -> Vec<Row> {
                 row: place.row,
                 key: place.key,
                 claimed: None,
-                places: vec![place],
+                places: smallvec![place],
             }),
         }
     }

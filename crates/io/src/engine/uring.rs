@@ -42,6 +42,10 @@ const SENT_AT_ONCE_BYTES_MIN: usize = 64 << 10;
 /// them all until the next poll would keep the device idle while each is prepared.
 const SENT_TOGETHER_MAX: usize = 4;
 
+/// While the device has many operations, it is not idle for want of a few more: one part in this
+/// many of those in flight is submitted with one system call.
+const SENT_PART: usize = 8;
+
 /// How many refusals for lack of kernel memory polling takes before it reports an error.
 const REFUSALS_MAX: u32 = 1000;
 
@@ -206,7 +210,8 @@ impl Engine for Uring {
         let queued = queue.len();
         drop(queue);
         let is_small = bytes.is_some_and(|bytes| bytes < SENT_AT_ONCE_BYTES_MIN);
-        if !is_small || queued >= SENT_TOGETHER_MAX {
+        let together = SENT_TOGETHER_MAX.max(self.flying.len() / SENT_PART);
+        if !is_small || queued >= together {
             // After a refusal the entry stays queued: the next poll submits it, or reports the
             // error.
             drop(self.ring.submit());

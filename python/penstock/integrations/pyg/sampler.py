@@ -1,4 +1,4 @@
-"""`NeighborSampler`: samples neighbours of nodes, hop by hop, with PyTorch alone."""
+"""`NeighborSampler`: samples neighbours of nodes, hop by hop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
+from penstock import _native
+from penstock.features.gathering.results import target_of
 from penstock.integrations.pyg.order import seeded
+from penstock.tensors.native_rows import NativeArray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,9 +145,10 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         drawn = _Drawn(self, seeds)
         for hop in range(self.hops):
             drawn.hop(hop)
+        nodes = drawn.nodes
         if None in seeds:
             return SamplerOutput(
-                node=drawn.nodes[None],
+                node=nodes[None],
                 row=torch.cat(drawn.rows[None]),
                 col=torch.cat(drawn.cols[None]),
                 edge=torch.cat(drawn.numbers[None]),
@@ -152,7 +156,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
                 num_sampled_edges=drawn.edge_counts[None],
             )
         return HeteroSamplerOutput(
-            node=drawn.nodes,
+            node=nodes,
             row={kind: torch.cat(parts) for kind, parts in drawn.rows.items()},
             col={kind: torch.cat(parts) for kind, parts in drawn.cols.items()},
             edge={kind: torch.cat(parts) for kind, parts in drawn.numbers.items()},
@@ -205,52 +209,56 @@ class _Drawn:
                     + (f" of type {kind!r}" if kind is not None else "")
                 )
         self._generator = sampler.generator(*seeds.values())
-        self.nodes = {**dict.fromkeys(types, empty), **seeds}
+        self._numbers = {
+            one: _native.NodeNumbers(_array(seeds.get(one, empty).contiguous())) for one in types
+        }
+        self._found = {one: [seeds.get(one, empty)] for one in types}
         self._begin = dict.fromkeys(types, 0)
-        self.node_counts = {one: [len(nodes)] for one, nodes in self.nodes.items()}
+        self.node_counts = {one: [len(parts[0])] for one, parts in self._found.items()}
         self.rows = {one: [empty] for one in self._edges}
         self.cols = {one: [empty] for one in self._edges}
         self.numbers = {one: [empty] for one in self._edges}
         self.edge_counts: dict[Any, list[int]] = {one: [] for one in self._edges}
 
+    @property
+    def nodes(self) -> dict[str | None, torch.Tensor]:
+        """The nodes of each type, by their local numbers."""
+        return {one: torch.cat(parts) for one, parts in self._found.items()}
+
     def hop(self, hop: int) -> None:
         """Samples neighbours of the nodes that the hop before has found."""
-        frontier = {one: (begin, self.nodes[one][begin:]) for one, begin in self._begin.items()}
-        self._begin = {one: len(nodes) for one, nodes in self.nodes.items()}
+        frontier = {one: (begin, self._found[one][-1]) for one, begin in self._begin.items()}
+        self._begin = {one: len(numbers) for one, numbers in self._numbers.items()}
         for kind, edges in self._edges.items():
             source, target = (None, None) if kind is None else (kind[0], kind[2])
             begin, nodes = frontier[target]
-            places, slots = _draw(
+            count = self._sampler.counts[kind][hop]
+            if not len(nodes) or count == 0:
+                self.edge_counts[kind].append(0)
+                continue
+            cols, slots = _draw(
                 edges,
                 nodes,
-                self._sampler.counts[kind][hop],
+                count,
                 is_replaced=self._sampler.replace,
+                first=begin,
                 generator=self._generator,
             )
-            self.cols[kind].append(places + begin)
-            self.rows[kind].append(self._numbered(source, edges.sources[slots].long()))
-            self.numbers[kind].append(slots if edges.numbers is None else edges.numbers[slots])
+            found = edges.sources.index_select(0, slots).long()
+            rows = torch.empty_like(found)
+            self._numbers[source].number(_array(found), target_of(rows))
+            self.rows[kind].append(rows)
+            self.cols[kind].append(cols)
+            self.numbers[kind].append(
+                slots if edges.numbers is None else edges.numbers.index_select(0, slots)
+            )
             self.edge_counts[kind].append(len(slots))
-        for one, nodes in self.nodes.items():
-            self.node_counts[one].append(len(nodes) - self._begin[one])
-
-    def _numbered(self, kind: str | None, found: torch.Tensor) -> torch.Tensor:
-        """Local numbers of nodes; new nodes are appended."""
-        known = self.nodes[kind]
-        both = torch.cat([known, found])
-        distinct, which = torch.unique(both, return_inverse=True)
-        # The position at which each distinct node occurs first.
-        first = torch.full((len(distinct),), len(both), dtype=torch.long, device="cpu")
-        first.scatter_reduce_(0, which, torch.arange(len(both), device="cpu"), "amin")
-        is_new = first >= len(known)
-        new = first[is_new].sort().values
-        numbers = first
-        order = torch.argsort(first[is_new])
-        places = torch.empty(len(new), dtype=torch.long, device="cpu")
-        places[order] = torch.arange(len(new), device="cpu") + len(known)
-        numbers[is_new] = places
-        self.nodes[kind] = torch.cat([known, both[new]])
-        return numbers[which[len(known) :]]
+        for one, numbers in self._numbers.items():
+            begin = self._begin[one]
+            new = torch.empty(len(numbers) - begin, dtype=torch.long, device="cpu")
+            numbers.copy_nodes(begin, target_of(new))
+            self._found[one].append(new)
+            self.node_counts[one].append(len(new))
 
 
 def _draw(
@@ -259,56 +267,43 @@ def _draw(
     count: int,
     *,
     is_replaced: bool,
+    first: int,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Samples edges to some nodes.
 
     Returns:
-        For each edge, the position of its target among the nodes, and its position in the graph.
+        For each edge, the position of its target among the nodes plus ``first``, and its position
+        in the graph.
     """
-    begin = edges.first[nodes]
-    degrees = edges.first[nodes + 1] - begin
+    begin = edges.first.index_select(0, nodes)
+    degrees = edges.first.index_select(0, nodes + 1) - begin
     if count == -1:
-        return _all_of(begin, degrees)
-    if is_replaced:
-        chosen = torch.rand(
-            len(nodes), count, generator=generator, dtype=torch.float64, device="cpu"
-        )
-        offsets = (chosen * degrees[:, None]).long()
-        places = torch.arange(len(nodes), device="cpu").repeat_interleave(count)
-        slots = (begin[:, None] + offsets).view(-1)
-        is_there = (degrees > 0).repeat_interleave(count)
-        return places[is_there], slots[is_there]
-    is_many = degrees > count
-    few_places, few_slots = _all_of(begin, degrees.masked_fill(is_many, 0))
-    many = is_many.nonzero().view(-1)
-    offsets = _distinct(degrees[many], count, generator)
-    places = torch.cat([few_places, many.repeat_interleave(count)])
-    slots = torch.cat([few_slots, (begin[many][:, None] + offsets).view(-1)])
-    places, order = torch.sort(places, stable=True)
-    return places, slots[order]
+        shape, drawn = [0], degrees.sum()
+    elif is_replaced:
+        shape, drawn = [len(nodes), count], (degrees > 0).sum() * count
+    else:
+        shape, drawn = [count, int((degrees > count).sum())], degrees.clamp(max=count).sum()
+    shares = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu")
+    places, slots = (
+        torch.empty(int(drawn), dtype=torch.long, device="cpu") for _ in ("places", "slots")
+    )
+    _native.draw_edges(
+        _array(begin),
+        _array(degrees),
+        None if count == -1 else count,
+        is_replaced,
+        _array(shares),
+        first,
+        target_of(places),
+        target_of(slots),
+    )
+    return places, slots
 
 
-def _all_of(begin: torch.Tensor, degrees: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    places = torch.arange(len(begin), device="cpu").repeat_interleave(degrees)
-    before = degrees.cumsum(0) - degrees
-    within = torch.arange(len(places), device="cpu") - before[places]
-    return places, begin[places] + within
-
-
-def _distinct(degrees: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Draws ``count`` distinct numbers below each degree, each set with equal probability.
-
-    Floyd's algorithm (Bentley, Communications of the ACM 30(9), 1987), for all nodes at once.
-    """
-    chosen = torch.empty(len(degrees), count, dtype=torch.long, device="cpu")
-    for drawn in range(count):
-        last = degrees - count + drawn
-        shares = torch.rand(len(degrees), generator=generator, dtype=torch.float64, device="cpu")
-        one = torch.minimum((shares * (last + 1)).long(), last)
-        is_taken = (chosen[:, :drawn] == one[:, None]).any(1)
-        chosen[:, drawn] = torch.where(is_taken, last, one)
-    return chosen
+def _array(values: torch.Tensor) -> NativeArray:
+    """A contiguous tensor in the form that the native module takes."""
+    return NativeArray(values.data_ptr(), (values.numel(),), None, values.element_size(), values)
 
 
 class Negatives(NegativeSampling):  # type: ignore[misc]
