@@ -9,7 +9,7 @@ process that started it, as the server hands it over and tests adopt orphans (`l
 `RankPopen` starts with the imports of ranks and optimizers as well, `GraphPopen` with PyTorch
 Geometric, `ModelPopen` with models of transformers, which take even longer to import, `JaxPopen`
 with JAX and without PyTorch, `RayPopen` with Ray Train. Each has a server of its own, as Penstock
-checks which modules are imported. Workers of pytest start by `WorkerPopen` (see `workers`).
+checks which modules are imported. Workers of pytest start by `WorkerPopen` (see `turns`).
 
 Not for tests of an interpreter's start, nor for tests without PyTorch.
 """

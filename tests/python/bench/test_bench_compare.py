@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from commands import run_command
+from conftest import run_command
 from penstock import cli
 from penstock_bench.cli import checkpoint_table
 from penstock_bench.harness.cases import Case

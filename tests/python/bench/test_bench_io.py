@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from commands import run_command
+from conftest import run_command
 from penstock.cli import cli
 from penstock.integrations.deepspeed import environment
 from penstock_bench.harness import cases, fio

@@ -74,14 +74,18 @@ def late(tmp_path):
 
 def test_a_rank_ends_after_gloo_has_let_go_of_tensors(late):
     """With PyTorch's own exit, the process aborts here each time."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(RANK)],
-        env={**os.environ, "LD_PRELOAD": str(late)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "gloo is late" not in done.stderr:
+    for _ in range(10):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(RANK)],
+            env={**os.environ, "LD_PRELOAD": str(late)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if "gloo is late" in done.stderr:
+            break
+        # On a busy machine gloo may be done before this program drops its own reference.
+    else:
         pytest.skip("gloo lets go of tensors in another way here")
     assert done.returncode == 0, done.stderr
 

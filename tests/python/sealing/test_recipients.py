@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock
-from commands import run_command
+from conftest import run_command
 from format_reader import digest
 from penstock import Sealing, sealing
 from penstock.errors import (

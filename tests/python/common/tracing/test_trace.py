@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import penstock
-from commands import run_command
+from conftest import run_command
 from penstock.common import tracing
 from penstock.common.tracing import recorded, summary
 from penstock.errors import CheckpointExistsError, StorageError
