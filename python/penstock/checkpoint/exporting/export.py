@@ -87,7 +87,7 @@ def export(
         check: Whether to compare names with the model of ``config.json``, if transformers is
             installed.
         shard_bytes: Largest size of a written file, except for larger tensors.
-        memory_bytes: Memory for data being read and written, of which 192 MiB are enough. More is
+        memory_bytes: Memory for data being read and written, of which 48 MiB are enough. More is
             used if a row of a tensor needs it, or if a tensor split by ``unfuse`` is no block of
             its fused tensor.
         unseal: Whether a sealed checkpoint is written in the clear, which also takes

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 PAGE_BYTES = 4096
 SLOTS = 3
 """One buffer that is read into, and others that are written meanwhile."""
-SLOT_BYTES_MAX = 64 << 20
-"""Larger buffers cost more time to allocate than uninterrupted reads save."""
+SLOT_BYTES_MAX = 16 << 20
+"""Larger buffers cost more time, as their pages are new, than uninterrupted reads save."""
 
 
 class TensorLocation(NamedTuple):
