@@ -78,7 +78,8 @@ struct Managed {
     tensor: Tensor,
 }
 
-/// Memory that a tensor has.
+/// Memory that a tensor has; the structure that PyTorch gives back is its first field.
+#[repr(C)]
 struct Held {
     managed: Managed,
     sizes: Vec<i64>,
@@ -108,10 +109,13 @@ impl Exchange {
         let api: NonNull<Api> = api.cast();
         // SAFETY: DLPack promises that a capsule of this name points to such a structure, which
         // begins with its version in all versions; it lives as long as the capsule.
-        let is_known = unsafe { (*api.as_ptr()).version.major == MAJOR };
-        // SAFETY: as above; this version has these fields.
-        let is_whole = is_known
-            && unsafe { (*api.as_ptr()).view.is_some() && (*api.as_ptr()).to_object.is_some() };
+        let version = unsafe { *api.cast::<Version>().as_ptr() };
+        if version.major != MAJOR {
+            return None;
+        }
+        // SAFETY: as above; this version has all fields.
+        let functions = unsafe { api.as_ref() };
+        let is_whole = functions.view.is_some() && functions.to_object.is_some();
         is_whole.then(|| Exchange {
             api,
             tensor_type: tensor_type.clone().unbind(),
@@ -173,20 +177,14 @@ impl Exchange {
         if !is_integer || !matches!(bits, 8 | 16 | 32 | 64) || tensor.device != CPU {
             return None;
         }
-        let (sizes, strides) = match tensor.dimensions {
-            0 => (&[][..], &[][..]),
-            count => {
-                let count = count as usize;
-                // SAFETY: the tensor has so many sizes and strides, which are not changed while
-                // the GIL is held.
-                unsafe {
-                    (
-                        std::slice::from_raw_parts(tensor.shape, count),
-                        std::slice::from_raw_parts(tensor.strides, count),
-                    )
-                }
-            }
+        // PyTorch has no list for a tensor without dimensions.
+        let list = |first: *const i64| match tensor.dimensions {
+            0 => &[][..],
+            // SAFETY: the tensor has so many sizes and strides, which are not changed while the GIL
+            // is held.
+            count => unsafe { std::slice::from_raw_parts(first, count as usize) },
         };
+        let (sizes, strides) = (list(tensor.shape), list(tensor.strides));
         let mut step = 1;
         for (&size, &stride) in sizes.iter().zip(strides).rev() {
             if size < 1 || (size > 1 && stride != step) {
@@ -247,12 +245,8 @@ impl Exchange {
         let held = Box::into_raw(held);
         let to_object = self.api().to_object.expect("it was checked");
         let mut made = ptr::null_mut();
-        // SAFETY: `held` is from the box above; PyTorch takes it over, and gives it to `release`
-        // once.
-        let managed = unsafe {
-            (*held).managed.context = held.cast();
-            &raw mut (*held).managed
-        };
+        // The structure is the first field of what the box has.
+        let managed = held.cast::<Managed>();
         // SAFETY: the GIL is held, and the structure is as DLPack has it.
         if unsafe { to_object(managed, &raw mut made) } != 0 {
             // Whether PyTorch has released the memory is not known: it stays where it is.
@@ -274,6 +268,7 @@ pub(crate) fn window(memory: &Arc<CachedMemory>, bytes: usize) -> IoBuf {
 
 /// Takes the memory of a tensor back; any thread calls it, with or without the GIL.
 unsafe extern "C" fn release(managed: *mut Managed) {
-    // SAFETY: the context is the box that `tensor` has given away, and it comes back once.
-    drop(unsafe { Box::from_raw((*managed).context.cast::<Held>()) });
+    // SAFETY: `tensor` has given this box away, whose first field the structure is, and it comes
+    // back once.
+    drop(unsafe { Box::from_raw(managed.cast::<Held>()) });
 }
