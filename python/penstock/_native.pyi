@@ -725,6 +725,25 @@ class RowReader:
     def counts(self) -> GatherCounts: ...
 
 @final
+class FileTimes:
+    def __new__(cls, files: list[tuple[str, tuple[int, int, int, int, int]]]) -> FileTimes: ...
+    def are_unchanged(self) -> bool: ...
+    def accept(self, index: int, mark: tuple[int, int, int, int, int]) -> None: ...
+
+@final
+class RowTensors:
+    @staticmethod
+    def of(
+        reader: RowReader,
+        tensor_type: type,
+        example: object,
+        row_sizes: Sequence[int],
+        allocator: CachingHostAllocator,
+        files: FileTimes,
+    ) -> RowTensors | None: ...
+    def gather(self, ids: object) -> tuple[Any, RowBatch | None] | None: ...
+
+@final
 class RangeReader:
     def __new__(
         cls,

@@ -53,6 +53,12 @@ impl CachingHostAllocator {
     }
 }
 
+impl CachingHostAllocator {
+    pub(crate) fn shared(&self) -> buffer::CachingHostAllocator {
+        self.inner.clone()
+    }
+}
+
 /// A page-aligned buffer of `nbytes` bytes; a thread touches its first `early_bytes` in advance.
 #[pyfunction]
 pub fn reserve(py: Python<'_>, nbytes: usize, early_bytes: usize) -> PyResult<HostBuffer> {

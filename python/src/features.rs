@@ -1,5 +1,7 @@
 //! Rows of tables by id.
 
+pub(crate) mod row_tensors;
+
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,5 +1,7 @@
 //! Files and directories of checkpoints, for callers that do not open one.
 
+pub(crate) mod times;
+
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -18,11 +18,16 @@ impl Ids {
     pub(crate) fn of(array: NativeArray, is_signed: bool) -> PyResult<Ids> {
         let width = array.3;
         let region = tensor::contiguous(array)?;
-        Ok(Ids {
+        Ok(Ids::new(region, width, is_signed))
+    }
+
+    /// The integers of `width` bytes in a region.
+    pub(crate) fn new(region: HostRegion, width: usize, is_signed: bool) -> Ids {
+        Ids {
             region,
             width,
             is_signed,
-        })
+        }
     }
 
     /// Number of ids.

@@ -1,8 +1,9 @@
 //! The Python boundary: argument conversion, release of the GIL, error mapping. No logic.
 //!
 //! `penstock._native` is private: users import the package around it, which documents and types
-//! this boundary. Memory of Python objects becomes a region in `tensor.rs`, and `owner.rs` keeps
-//! its references: the only files here with `unsafe` code.
+//! this boundary. Memory of Python objects becomes a region in `tensor.rs`, or in
+//! `tensor/exchange.rs` by PyTorch's own functions, and `owner.rs` keeps references: the only files
+//! here with `unsafe` code.
 #![allow(
     clippy::needless_pass_by_value,
     unreachable_pub,
@@ -86,9 +87,13 @@ mod _native {
     #[pymodule_export]
     use crate::event_fd::EventFd;
     #[pymodule_export]
+    use crate::features::row_tensors::RowTensors;
+    #[pymodule_export]
     use crate::features::{
         DeviceRowBatch, RowBatch, RowCache, RowIndex, RowReader, block_checks, check_stream,
     };
+    #[pymodule_export]
+    use crate::files::times::FileTimes;
     #[pymodule_export]
     use crate::files::{has_file, list_names, read_start, stat};
     #[pymodule_export]

@@ -82,7 +82,7 @@ impl Batch {
     }
 
     /// Whether all rows have arrived, so that [`wait`](Batch::wait) has nothing left to do.
-    pub(crate) fn is_good(&self) -> bool {
+    pub fn is_good(&self) -> bool {
         self.parts.iter().all(Part::is_good)
     }
 

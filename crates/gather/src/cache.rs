@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use penstock_io::buffer::{IoBuf, Slots};
 use slab::Slab;
 
-use self::key::{TABLES_MAX, table_of};
+use self::key::TABLES_MAX;
 use crate::batch::state::Waiting;
 use crate::error::Result;
 use crate::index::{Index, Policy, Slot};
@@ -161,27 +161,28 @@ impl Cache {
         self.slots.stride_bytes()
     }
 
-    /// Assigns a number to a table, which becomes part of its rows' keys.
+    /// Assigns a number to a table of so many rows, which becomes part of its rows' keys.
     ///
     /// # Panics
     /// If more tables share the cache than keys can number.
-    pub(crate) fn add_table(&self) -> u64 {
+    pub(crate) fn add_table(&self, rows: u64) -> u64 {
         let mut inner = self.lock();
-        if let Some(number) = inner.free_tables.pop() {
-            return number;
-        }
-        inner.next_table += 1;
-        assert!(
-            inner.next_table <= TABLES_MAX,
-            "too many tables share a cache"
-        );
-        inner.next_table - 1
+        let number = inner.free_tables.pop().unwrap_or_else(|| {
+            inner.next_table += 1;
+            assert!(
+                inner.next_table <= TABLES_MAX,
+                "too many tables share a cache"
+            );
+            inner.next_table - 1
+        });
+        inner.index.add_table(number, rows);
+        number
     }
 
     /// Removes a table none of whose rows are being read, with its cached rows.
     pub(crate) fn remove_table(&self, number: u64) {
         let mut inner = self.lock();
-        inner.index.forget_all(|key| table_of(key) == number);
+        inner.index.remove_table(number);
         inner.free_tables.push(number);
     }
 

@@ -7,18 +7,20 @@
 //! of batches announced in advance, those of the farthest batch first (Belady, 1966). A row that
 //! is needed no sooner than every evictable one is not admitted. Pinned rows stay.
 //!
-//! A slot takes 24 bytes, and 16 for the lookup of its key; S3-FIFO remembers nine evicted
-//! keys for each ten slots, at 27 to 55 bytes each. A key announced in advance takes 12 to 24
+//! A slot takes 24 bytes, 16 for the lookup of its key, and up to 12 for the lookup of small
+//! tables' rows; S3-FIFO remembers nine evicted keys for each ten slots, at 27 to 55 bytes each. A key announced in advance takes 12 to 24
 //! bytes for each batch that has it, 8 to 16 more if its row is cached, and 19 to 39 for its
 //! lookup.
 
 mod ghost;
+mod lookup;
 mod order;
 mod place;
 mod queue;
 mod replay;
 mod s3fifo;
 mod sieve;
+mod slot_map;
 mod slot_table;
 mod unsorted;
 mod window;
@@ -34,9 +36,11 @@ use order::Order;
 use place::{NEVER, Place, REFUSALS_MAX, SlotState};
 use s3fifo::S3Fifo;
 use sieve::Sieve;
-use slot_table::SlotTable;
+use slot_map::SlotMap;
 use unsorted::Unsorted;
 use window::Window;
+
+use crate::cache::key::table_of;
 
 /// Keys whose entries are prefetched before the lookup.
 pub(crate) const FETCHED: usize = 64;
@@ -59,7 +63,7 @@ pub enum Policy {
 pub struct Index {
     places: Vec<Place>,
     /// Slots by the key of their place.
-    slots: SlotTable,
+    slots: SlotMap,
     hasher: DefaultHashBuilder,
     /// Slots from here on have never had a row.
     untouched: Slot,
@@ -83,7 +87,7 @@ impl Index {
         let slots = if keeps_rows { slots } else { 0 };
         Index {
             places: vec![Place::default(); slots as usize],
-            slots: SlotTable::new(slots),
+            slots: SlotMap::new(slots),
             hasher: DefaultHashBuilder::default(),
             untouched: 0,
             free: Vec::new(),
@@ -98,61 +102,6 @@ impl Index {
             },
             policy,
         }
-    }
-
-    /// The slot of a row that is cached or being read: a hit. If the batch reached last has the
-    /// key, that use of it is over.
-    pub fn find(&mut self, key: u64) -> Option<Slot> {
-        let hash = self.hasher.hash_one(key);
-        let slot = self.slot_of(hash, key);
-        self.used(hash, key, slot);
-        slot
-    }
-
-    /// As [`find`](Index::find), for up to [`FETCHED`] keys in order, but without the slots of
-    /// rows that are being read, whose reads may fail. The processor fetches the entries of all
-    /// keys at once, because memory latency is most of the cost.
-    pub(crate) fn find_each(&mut self, keys: &[u64]) -> [Option<Slot>; FETCHED] {
-        let hashes = self.fetch(keys);
-        let mut slots = [None; FETCHED];
-        for ((&key, hash), found) in keys.iter().zip(hashes).zip(&mut slots) {
-            let slot = self.slot_of(hash, key);
-            self.used(hash, key, slot);
-            *found = slot.filter(|&slot| !self.places[slot as usize].comes);
-        }
-        slots
-    }
-
-    /// Records a lookup of a key, which found this slot or none.
-    fn used(&mut self, hash: u64, key: u64, slot: Option<Slot>) {
-        self.unsorted.used(key);
-        let next = self.window.used(hash, key);
-        let Some(slot) = slot else { return };
-        self.order.used(&mut self.places, slot);
-        if let Some(next) = next {
-            self.set_next_use(slot, next);
-        }
-    }
-
-    /// Fetches the entries of up to [`FETCHED`] keys into the processor's caches, all at once,
-    /// because memory latency is most of a lookup's cost; nothing else changes. Returns the keys'
-    /// hashes. For keys that are looked up right after it.
-    pub(crate) fn fetch(&self, keys: &[u64]) -> [u64; FETCHED] {
-        let mut hashes = [0; FETCHED];
-        let mut sum = 0;
-        for (&key, hash) in keys.iter().zip(&mut hashes) {
-            *hash = self.hasher.hash_one(key);
-            sum ^= self.slots.fetch(*hash);
-        }
-        for (&key, &hash) in keys.iter().zip(&hashes) {
-            if let Some(slot) = self.slots.guess(hash) {
-                sum ^= u64::from(self.places[slot as usize].uses);
-            }
-            sum ^= self.window.next(hash, key).unwrap_or(0);
-        }
-        // Keeps the compiler from removing loads whose results are unused.
-        std::hint::black_box(sum);
-        hashes
     }
 
     /// Takes a slot for a row that is not cached, evicting a row that satisfies `may_go`. `None`
@@ -215,7 +164,7 @@ impl Index {
             comes,
             ..Place::of(key)
         };
-        self.slots.insert(hash, slot);
+        self.slots.insert(hash, key, slot);
         if is_pinned {
             self.places[slot as usize].state = SlotState::Pinned;
         } else {
@@ -235,8 +184,14 @@ impl Index {
         }
     }
 
-    /// Removes all rows whose keys will not be requested again.
-    pub(crate) fn forget_all(&mut self, is_gone: impl Fn(u64) -> bool) {
+    /// Adds a table of so many rows, which is looked up faster if it is small.
+    pub(crate) fn add_table(&mut self, table: u64, rows: u64) {
+        self.slots.add_table(table, rows);
+    }
+
+    /// Removes a table with its rows, whose keys will not be requested again.
+    pub(crate) fn remove_table(&mut self, table: u64) {
+        let is_gone = |key: u64| table_of(key) == table;
         self.pinned.retain(|&key| !is_gone(key));
         for slot in 0..self.untouched {
             let place = &self.places[slot as usize];
@@ -244,6 +199,7 @@ impl Index {
                 self.forget(place.key);
             }
         }
+        self.slots.remove_table(table);
     }
 
     /// Pins rows: once admitted, they are not evicted.
@@ -397,8 +353,7 @@ impl Index {
     }
 
     fn slot_of(&self, hash: u64, key: u64) -> Option<Slot> {
-        self.slots
-            .find(hash, |slot| self.places[slot as usize].key == key)
+        self.slots.find(hash, key, &self.places)
     }
 
     /// Records when a row is needed next.
@@ -458,8 +413,8 @@ impl Index {
 
     /// Removes the row of a slot from the lookup table.
     fn vacate(&mut self, slot: Slot) {
-        let hash = self.hasher.hash_one(self.places[slot as usize].key);
-        self.slots.remove(hash, slot);
+        let key = self.places[slot as usize].key;
+        self.slots.remove(self.hasher.hash_one(key), key, slot);
         self.places[slot as usize] = Place::default();
     }
 }

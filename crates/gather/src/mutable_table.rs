@@ -255,7 +255,7 @@ impl MutableTable {
                 counts: Arc::default(),
                 share: Arc::clone(&storage.share),
                 merging,
-                number: Number::of(None),
+                number: Number::of(None, 0),
                 next_batch: AtomicU64::new(0),
                 process: penstock_io::process::id(),
             }),
@@ -271,7 +271,7 @@ impl MutableTable {
                 run_bytes_max,
                 ..merging
             },
-            number: Number::of(cache.as_ref()),
+            number: Number::of(cache.as_ref(), form.rows),
             cache,
             counts: Arc::default(),
             next_batch: AtomicU64::new(0),

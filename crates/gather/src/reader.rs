@@ -60,7 +60,7 @@ impl Reader {
         };
         Reader {
             shared: Arc::new(ReaderShared {
-                number: Number::of(cache.as_ref()),
+                number: Number::of(cache.as_ref(), table.rows()),
                 table,
                 cache,
                 share,

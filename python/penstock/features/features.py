@@ -19,6 +19,7 @@ from penstock.features.gathering.ids import RowIds, ids_of
 from penstock.features.gathering.lookahead import HintedRows, Lookahead
 from penstock.features.gathering.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
 from penstock.features.gathering.results import Results
+from penstock.features.gathering.small_batches import SmallBatches
 from penstock.features.sources.file_watch import FileWatch
 from penstock.io.data_file import reach
 from penstock.io.own_io import claim_of, for_rows
@@ -178,6 +179,7 @@ class Features:
             )
         results = Results(source.dtype, item_bytes)
         self._batches = Batches(self._reader, results, self._files.check)
+        self._small = SmallBatches(self._reader, results, source.row_shape, self._files)
         self._files.check()
 
     def __len__(self) -> int:
@@ -222,6 +224,8 @@ class Features:
             TypeError: The ids are no integers.
             ValueError: ``out`` does not fit, there is no such device, or the table is closed.
         """
+        if out is None and device is None and (rows := self._small.gather(ids)) is not None:
+            return rows
         return self.gather_async(ids, out, device=device).result()
 
     def gather_async(self, ids: Any, out: Any = None, *, device: Any = None) -> PendingRows:
@@ -449,6 +453,7 @@ class Features:
     def close(self) -> None:
         """Waits for gathers in flight, then closes the files and releases the workers."""
         io, self._io = self._io, None
+        self._small.close()
         if io is None:
             return
         try:

@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+import penstock
 from penstock.features.sources.source import RowSegment, Source
 from penstock.io.files.file_marks import FileMark
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+SHAPE = (1000, 24)
+"""Sizes of the tables that ranks save together."""
 
 
 def table_of(
@@ -67,3 +73,15 @@ def table_of(
         padding_bytes=padding * stored.itemsize,
     )
     return source, stored[:, :width].copy()
+
+
+def save_cut(path: Path) -> None:
+    """Saves a table of counted numbers on all ranks, sharded by rows and by columns."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
+    table = torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32).view(SHAPE)
+    rows, columns = (distribute_tensor(table, mesh, [Shard(dim)]) for dim in (0, 1))
+    penstock.save(path, {"rows": rows, "columns": columns})

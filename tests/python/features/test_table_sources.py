@@ -101,7 +101,7 @@ def test_the_newest_step_of_a_store_which_stays(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_table_that_several_ranks_have_saved(jobs: Any, disk_path: Path) -> None:
-    from features.rank_tables import SHAPE, save_cut
+    from features.tables import SHAPE, save_cut
 
     for outcome in jobs.of(3).call(save_cut, disk_path / "a"):
         assert outcome is None

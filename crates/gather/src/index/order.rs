@@ -1,8 +1,8 @@
 //! The eviction order of rows whose next use is unknown, by either policy.
 
 use super::place::{Place, Slot};
-use super::s3fifo::S3Fifo;
-use super::sieve::Sieve;
+use super::s3fifo::{self, S3Fifo};
+use super::sieve::{self, Sieve};
 
 /// Rows that are neither pinned nor announced.
 #[derive(Debug)]
@@ -28,10 +28,11 @@ impl Order {
         }
     }
 
-    pub(super) fn used(&mut self, places: &mut [Place], slot: Slot) {
+    /// Up to which number uses of a row are counted, with [`Place::count_use`].
+    pub(super) fn uses_max(&self) -> u8 {
         match self {
-            Order::Sieve(_) => Sieve::used(places, slot),
-            Order::S3Fifo(_) => S3Fifo::used(places, slot),
+            Order::Sieve(_) => sieve::USES_MAX,
+            Order::S3Fifo(_) => s3fifo::USES_MAX,
         }
     }
 

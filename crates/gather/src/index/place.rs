@@ -52,6 +52,14 @@ impl Place {
             ..Place::default()
         }
     }
+
+    /// Counts a use, up to a number. A place that has reached it is not written to, so that a row
+    /// that is used often costs no way back to memory.
+    pub(super) fn count_use(&mut self, uses_max: u8) {
+        if self.uses < uses_max {
+            self.uses += 1;
+        }
+    }
 }
 
 impl Default for Place {

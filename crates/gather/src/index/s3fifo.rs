@@ -13,7 +13,7 @@ use super::queue::Queue;
 /// The small queue has one of this many rows.
 const SMALL_SHARE: usize = 10;
 /// Uses are counted up to this.
-const USES_MAX: u8 = 3;
+pub(super) const USES_MAX: u8 = 3;
 
 #[derive(Debug)]
 pub(super) struct S3Fifo {
@@ -36,11 +36,6 @@ impl S3Fifo {
             small_max: slots / SMALL_SHARE,
             has_evicted: false,
         }
-    }
-
-    pub(super) fn used(places: &mut [Place], slot: Slot) {
-        let uses = &mut places[slot as usize].uses;
-        *uses = USES_MAX.min(*uses + 1);
     }
 
     pub(super) fn insert(&mut self, places: &mut [Place], slot: Slot) {

@@ -6,6 +6,9 @@
 use super::place::{NEVER, NONE, Place, REFUSALS_MAX, Slot, SlotState};
 use super::queue::Queue;
 
+/// A row has a mark or none.
+pub(super) const USES_MAX: u8 = 1;
+
 #[derive(Debug)]
 pub(super) struct Sieve {
     queue: Queue,
@@ -23,10 +26,6 @@ impl Default for Sieve {
 }
 
 impl Sieve {
-    pub(super) fn used(places: &mut [Place], slot: Slot) {
-        places[slot as usize].uses = 1;
-    }
-
     pub(super) fn insert(&mut self, places: &mut [Place], slot: Slot) {
         let place = &mut places[slot as usize];
         (place.state, place.uses) = (SlotState::Queued, 0);

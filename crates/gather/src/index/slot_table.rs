@@ -15,7 +15,6 @@ use super::place::Slot;
 #[derive(Debug)]
 pub(super) struct SlotTable {
     entries: Box<[u64]>,
-    len: usize,
 }
 
 const EMPTY: u64 = 0;
@@ -25,16 +24,7 @@ impl SlotTable {
     pub(super) fn new(slots: Slot) -> SlotTable {
         SlotTable {
             entries: vec![EMPTY; 2 * (slots as usize).max(1)].into_boxed_slice(),
-            len: 0,
         }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// Loads the entry at which the search for a hash begins; the value means nothing.
@@ -71,7 +61,6 @@ impl SlotTable {
             at = self.after(at);
         }
         self.entries[at] = hash & UPPER | (u64::from(slot) + 1);
-        self.len += 1;
     }
 
     /// Removes a slot.
@@ -99,7 +88,6 @@ impl SlotTable {
             }
         }
         self.entries[hole] = EMPTY;
-        self.len -= 1;
     }
 
     /// Where a mixed hash, or the entry of one, belongs.
@@ -194,10 +182,6 @@ mod tests {
                         expected.insert(slot, hash_of(slot));
                     }
                 }
-                assert_eq!(
-                    (table.len(), table.is_empty()),
-                    (expected.len(), expected.is_empty())
-                );
                 for slot in 0..slots {
                     let found = table.find(hash_of(slot), |one| one == slot);
                     assert_eq!(found, expected.get(&slot).map(|_| slot));

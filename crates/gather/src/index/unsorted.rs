@@ -66,10 +66,10 @@ impl Unsorted {
         self.reached = Some(batch);
     }
 
-    /// Records a lookup of a key.
-    pub(super) fn used(&mut self, key: u64) {
+    /// Records lookups of keys.
+    pub(super) fn used(&mut self, keys: &[u64]) {
         if self.reached.is_some() {
-            self.used.push(key);
+            self.used.extend_from_slice(keys);
         }
     }
 

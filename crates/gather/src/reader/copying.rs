@@ -1,6 +1,7 @@
 //! Copies rows from cache slots into a result, on the caller's thread and idle executor threads.
 
 use std::collections::VecDeque;
+use std::iter;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,9 @@ use crate::index::Slot;
 
 /// How long the caller spins for the pieces that others copy, one for each thread.
 const SPIN_MAX: Duration = Duration::from_micros(100);
+
+/// Rows that are fetched while others are copied.
+const PREFETCHED: usize = 8;
 
 /// Results from this size on leave the processor's caches before they are read.
 const STREAMED_BYTES: usize = 32 << 20;
@@ -196,7 +200,15 @@ fn copy_by(
     coming: &mut Vec<usize>,
 ) {
     let out = out.as_mut_slice();
-    for &(position, slot) in there {
+    let ahead = there
+        .iter()
+        .skip(PREFETCHED)
+        .map(Some)
+        .chain(iter::repeat(None));
+    for (&(position, slot), ahead) in there.iter().zip(ahead) {
+        if let Some(&(_, slot)) = ahead {
+            reading.prefetch(slot);
+        }
         let Some(bytes) = reading.slot(slot) else {
             coming.push(position);
             continue;

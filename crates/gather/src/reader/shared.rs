@@ -39,11 +39,11 @@ pub(crate) struct Number {
 }
 
 impl Number {
-    /// A number for a table whose rows are cached, if there is a cache.
-    pub(crate) fn of(cache: Option<&Arc<Cache>>) -> Arc<Number> {
+    /// A number for a table of so many rows, which are cached if there is a cache.
+    pub(crate) fn of(cache: Option<&Arc<Cache>>, rows: u64) -> Arc<Number> {
         Arc::new(Number {
             cache: cache.cloned(),
-            value: cache.map_or(0, |cache| cache.add_table()),
+            value: cache.map_or(0, |cache| cache.add_table(rows)),
             process: penstock_io::process::id(),
         })
     }

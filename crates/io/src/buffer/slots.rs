@@ -183,10 +183,7 @@ impl Slots {
 
     /// Blocks claims, so that any slot that is not claimed can be read.
     pub fn read(&self) -> Reading<'_> {
-        Reading {
-            slots: self,
-            _gate: self.gate.read().unwrap_or_else(PoisonError::into_inner),
-        }
+        self.reading(self.gate.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// As [`read`](Slots::read), unless somebody is about to claim a slot.
@@ -196,12 +193,18 @@ impl Slots {
             Err(TryLockError::Poisoned(gate)) => gate.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some(Reading {
-            slots: self,
-            _gate: gate,
-        })
+        Some(self.reading(gate))
     }
 
+    fn reading<'a>(&'a self, gate: RwLockReadGuard<'a, ()>) -> Reading<'a> {
+        Reading {
+            slots: self,
+            is_ours: self.memory.is_ours(),
+            _gate: gate,
+        }
+    }
+
+    #[inline]
     fn address(&self, slot: u32) -> NonNull<u8> {
         // SAFETY: `slot < count`, as its flag was checked, so this is within the memory.
         unsafe { self.start.add(slot as usize * self.stride_bytes) }
@@ -216,6 +219,12 @@ impl fmt::Debug for Slots {
             .finish_non_exhaustive()
     }
 }
+
+/// The processor follows longer rows by itself.
+#[cfg(target_arch = "x86_64")]
+const PREFETCHED_BYTES: usize = 512;
+#[cfg(target_arch = "x86_64")]
+const LINE_BYTES: usize = 64;
 
 /// How many slots are given back together.
 const FETCHED: usize = 64;
@@ -332,6 +341,8 @@ impl Drop for Claim {
 /// The right to read slots; see [`Slots::read`].
 pub struct Reading<'a> {
     slots: &'a Slots,
+    /// Whether this process has the memory; it is asked once, as a row may take less time.
+    is_ours: bool,
     _gate: RwLockReadGuard<'a, ()>,
 }
 
@@ -341,15 +352,35 @@ impl Reading<'_> {
     ///
     /// # Panics
     /// If there is no such slot.
+    #[inline]
     pub fn slot(&self, slot: u32) -> Option<&[u8]> {
-        if self.slots.claimed[slot as usize].load(Ordering::Acquire) || !self.slots.memory.is_ours()
-        {
+        if self.slots.claimed[slot as usize].load(Ordering::Acquire) || !self.is_ours {
             return None;
         }
         let address = self.slots.address(slot).as_ptr();
         // SAFETY: the slot is within the memory, which is initialised and lives as long as the
         // borrow of `slots`. It is not claimed, and nobody claims it before `self` is dropped.
         Some(unsafe { std::slice::from_raw_parts(address, self.slots.stride_bytes) })
+    }
+
+    /// Asks the processor to fetch a slot that is read soon, where it can be asked.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    #[inline]
+    pub fn prefetch(&self, slot: u32) {
+        assert!(slot < self.slots.count(), "there is no slot {slot}");
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
+            let address = self.slots.address(slot).as_ptr();
+            for at in (0..self.slots.stride_bytes.min(PREFETCHED_BYTES)).step_by(LINE_BYTES) {
+                // SAFETY: a prefetch reads nothing that a program could see; the address is
+                // within the memory.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(address.wrapping_add(at).cast()) };
+            }
+        }
     }
 }
 

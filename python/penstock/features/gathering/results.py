@@ -54,6 +54,14 @@ class Results:
         elements = np.frombuffer(held, array_kind, count)  # type: ignore[call-overload]
         return elements.reshape(sizes)
 
+    def row_tensors(
+        self, reader: _native.RowReader, row_shape: Sequence[int], times: _native.FileTimes
+    ) -> _native.RowTensors | None:
+        """Gathers rows into tensors whose memory is reused, too; None if this PyTorch cannot."""
+        torch, kind = self._torch()
+        example = torch.empty(0, dtype=kind, device="cpu")
+        return _native.RowTensors.of(reader, torch.Tensor, example, row_shape, self._stock, times)
+
     def _torch(self) -> tuple[Any, torch.dtype]:
         """PyTorch and its name of the elements' type, looked up once."""
         if self._torch_kind is None:

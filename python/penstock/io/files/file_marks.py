@@ -43,6 +43,10 @@ class FileMark:
             stat.st_ctime_ns,
         )
 
+    def fields(self) -> tuple[int, int, int, int, int]:
+        """The values in the order in which the native `FileTimes` takes them."""
+        return self.nbytes, self.modified_ns, self.changed_ns, self.device, self.number
+
 
 class Change(Enum):
     """A difference between a file and its mark."""
@@ -69,21 +73,6 @@ class FileMarks:
 
     def __init__(self, marks: Mapping[str, FileMark]) -> None:
         self._marks = dict(marks)
-
-    def is_unchanged(self, path: str) -> bool:
-        """Whether nothing about a file has changed: the quick answer before `inspect`."""
-        mark = self._marks[path]
-        try:
-            stat = os.stat(path)
-        except OSError:
-            return False
-        return (
-            stat.st_size == mark.nbytes
-            and stat.st_mtime_ns == mark.modified_ns
-            and stat.st_ctime_ns == mark.changed_ns
-            and stat.st_ino == mark.number
-            and stat.st_dev == mark.device
-        )
 
     def inspect(self, path: str) -> tuple[Change, FileMark]:
         """Returns the difference between a file and its mark, and the file's current mark."""
