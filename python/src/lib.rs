@@ -29,7 +29,6 @@ mod keys;
 mod mirror;
 mod moment;
 mod names;
-mod neighborhood;
 mod offload;
 mod options;
 mod owner;
@@ -114,8 +113,6 @@ mod _native {
         step_directory,
     };
     #[pymodule_export]
-    use crate::neighborhood::{NodeNumbers, draw_edges};
-    #[pymodule_export]
     use crate::offload::{Executor, Share, Transfer};
     #[pymodule_export]
     use crate::ranges::RangeReader;
@@ -142,6 +139,8 @@ mod _native {
     use crate::tensor::HostBuffer;
     #[pymodule_export]
     use crate::tensor::device::cuda_problem;
+    #[pymodule_export]
+    use crate::tensor::neighborhood::{NodeNumbers, draw_edges};
     #[pymodule_export]
     use crate::trace::{
         trace_forget, trace_is_on, trace_now, trace_overlapping, trace_span, trace_start,

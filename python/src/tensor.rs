@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod device;
+pub(crate) mod neighborhood;
 
 use std::ffi::c_int;
 use std::sync::Arc;
