@@ -30,7 +30,6 @@ mod keys;
 mod mirror;
 mod moment;
 mod names;
-mod neighborhood;
 mod offload;
 mod options;
 mod owner;
@@ -119,8 +118,6 @@ mod _native {
         step_directory,
     };
     #[pymodule_export]
-    use crate::neighborhood::{NodeNumbers, draw_edges};
-    #[pymodule_export]
     use crate::offload::{Executor, Share, Transfer};
     #[pymodule_export]
     use crate::ranges::RangeReader;
@@ -147,6 +144,8 @@ mod _native {
     use crate::tensor::HostBuffer;
     #[pymodule_export]
     use crate::tensor::device::cuda_problem;
+    #[pymodule_export]
+    use crate::tensor::neighborhood::{NodeNumbers, draw_edges};
     #[pymodule_export]
     use crate::trace::{
         trace_begin, trace_forget, trace_is_on, trace_now, trace_overlapping, trace_span,

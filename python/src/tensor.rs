@@ -7,6 +7,7 @@
 
 pub(crate) mod device;
 pub(crate) mod exchange;
+pub(crate) mod neighborhood;
 
 use std::ffi::c_int;
 use std::sync::Arc;
