@@ -9,7 +9,7 @@ process that started it, as the server hands it over and tests adopt orphans (`l
 `RankPopen` starts with the imports of ranks and optimizers as well, `GraphPopen` with PyTorch
 Geometric, `ModelPopen` with models of transformers, which take even longer to import, `JaxPopen`
 with JAX and without PyTorch, `RayPopen` with Ray Train. Each has a server of its own, as Penstock
-checks which modules are imported. Workers of pytest start by `WorkerPopen` (see `turns`).
+checks which modules are imported.
 
 Not for tests of an interpreter's start, nor for tests without PyTorch.
 """
@@ -86,19 +86,6 @@ IMPORTS_OF_TRAINERS = [
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.trainer",
 ]
-IMPORTS_OF_WORKERS = [
-    *IMPORTS,
-    *IMPORTS_OF_RANKS,
-    "torch._inductor.compile_fx",
-    *IMPORTS_OF_TRAINERS,
-    *IMPORTS_OF_MODELS,
-    *IMPORTS_OF_LIGHTNING,
-    "megatron.core",
-    *IMPORTS_OF_JAX,
-    *IMPORTS_OF_GRAPHS,
-    *IMPORTS_OF_TITAN,
-    *IMPORTS_OF_RAY,
-]
 _REQUEST_BYTES_MAX = 1 << 20
 
 _preloaded: list[str] = []
@@ -169,7 +156,6 @@ titan_server = _Server(IMPORTS_OF_TITAN, rank_server)
 lightning_server = _Server(IMPORTS_OF_LIGHTNING, rank_server)
 accelerate_server = _Server(IMPORTS_OF_ACCELERATE, rank_server)
 deepspeed_server = _Server(IMPORTS_OF_DEEPSPEED, rank_server)
-worker_server = _Server(IMPORTS_OF_WORKERS)
 servers = (
     server,
     rank_server,
@@ -182,7 +168,6 @@ servers = (
     lightning_server,
     accelerate_server,
     deepspeed_server,
-    worker_server,
 )
 
 
@@ -269,19 +254,13 @@ class InterpreterPopen(Popen):
     def __init__(self, command: Sequence[object], **options: Any) -> None:
         interpreter, *arguments = command
         assert interpreter == sys.executable
-        super().__init__([one for one in arguments if one not in ("-P", "-u")], **options)
+        super().__init__([one for one in arguments if one != "-P"], **options)
 
 
 class ModelPopen(InterpreterPopen):
     """Starts with the imports for generating text, too."""
 
     server = model_server
-
-
-class WorkerPopen(InterpreterPopen):
-    """Starts with everything that the modules of tests import."""
-
-    server = worker_server
 
 
 def replacing(popen: type[Popen]) -> types.SimpleNamespace:

@@ -1,32 +1,20 @@
-"""Test workers run in parallel: how they start, and exclusive turns.
+"""Exclusive turns: test workers run in parallel, but some tests need the machine alone.
 
-A worker starts as a fork of a process that has imported PyTorch and the frameworks. The modules of
-tests import all of them when tests are collected, in each worker: 11 s of processor time, which is
-spent once this way.
-
-Some tests need the machine alone. A test marked `alone` waits until no other worker runs a test,
-and the others wait for it. File locks implement that, as the kernel releases the locks of a worker
-that dies.
+A test marked `alone` waits until no other worker runs a test, and the others wait for it. File
+locks implement that, as the kernel releases the locks of a worker that dies.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-import forks
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    import execnet
-    from execnet.gateway_base import ExecModel
-    from execnet.gateway_io import Popen2IOMaster
 
 
 class Turns:
@@ -51,30 +39,6 @@ class Turns:
     def end(self) -> None:
         """Ends the turn."""
         fcntl.flock(self._machine, fcntl.LOCK_UN)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(specs: list[execnet.XSpec]) -> None:
-    """Replaces how execnet starts the workers of this machine."""
-    # Only parallel runs need it.
-    from execnet import gateway_base, gateway_io
-
-    class Connection(gateway_io.Popen2IOMaster):
-        """The pipes of a worker, as execnet has them, and the forked worker behind them."""
-
-        def __init__(self, command: list[str], execmodel: ExecModel) -> None:
-            self.popen = forks.WorkerPopen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            pipes = self.popen.stdin, self.popen.stdout
-            gateway_base.Popen2IO.__init__(self, *pipes, execmodel=execmodel)
-
-    start = gateway_io.create_io
-
-    def create(spec: execnet.XSpec, execmodel: ExecModel) -> Popen2IOMaster:
-        if spec not in specs or not spec.popen or spec.python:
-            return start(spec, execmodel)
-        return Connection(gateway_io.popen_args(spec), execmodel)
-
-    gateway_io.create_io = create
 
 
 _turns: list[Turns] = []
