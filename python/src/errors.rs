@@ -116,7 +116,11 @@ fn of_key(fields: &Bound<'_, PyDict>, error: &KeyError) -> PyResult<&'static str
     })
 }
 
-/// The exception for rows that could not be gathered or written.
+/// The value, or the exception for rows that could not be gathered or written.
+pub(crate) fn gathered<T>(py: Python<'_>, result: penstock_gather::Result<T>) -> PyResult<T> {
+    result.map_err(|error| raise_gather(py, &error))
+}
+
 pub(crate) fn raise_gather(py: Python<'_>, error: &penstock_gather::Error) -> PyErr {
     use penstock_gather::Error as Gather;
     match error {

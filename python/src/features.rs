@@ -1,5 +1,7 @@
 //! Rows of tables by id.
 
+mod exchange;
+pub(crate) mod neighborhood;
 pub(crate) mod row_tensors;
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,7 +19,7 @@ use pyo3::types::PyBytes;
 use crate::blocks::NativeBlockOpener;
 use crate::call;
 use crate::data_file::DataFile;
-use crate::errors;
+use crate::errors::{self, gathered as raised};
 use crate::event_fd::EventFd;
 use crate::ids::Ids;
 use crate::offload::Executor;
@@ -25,10 +27,6 @@ use crate::owner::{detached, release_dropped};
 use crate::rows::GatherCounts;
 use crate::tensor::device::{NativeDevice, foreign};
 use crate::tensor::{self, NativeArray, TensorTarget};
-
-pub(crate) fn raised<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
-    result.map_err(|error| errors::raise_gather(py, &error))
-}
 
 /// The counters of a reader.
 pub(crate) fn counted(counts: &Counts) -> GatherCounts {

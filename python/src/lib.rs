@@ -86,6 +86,8 @@ mod _native {
     #[pymodule_export]
     use crate::event_fd::EventFd;
     #[pymodule_export]
+    use crate::features::neighborhood::{NodeNumbers, draw_edges};
+    #[pymodule_export]
     use crate::features::row_tensors::RowTensors;
     #[pymodule_export]
     use crate::features::{
@@ -144,8 +146,6 @@ mod _native {
     use crate::tensor::HostBuffer;
     #[pymodule_export]
     use crate::tensor::device::cuda_problem;
-    #[pymodule_export]
-    use crate::tensor::neighborhood::{NodeNumbers, draw_edges};
     #[pymodule_export]
     use crate::trace::{
         trace_begin, trace_forget, trace_is_on, trace_now, trace_overlapping, trace_span,

@@ -6,7 +6,7 @@ use penstock_cuda::Event;
 use penstock_io::buffer::DeviceStreams;
 use pyo3::prelude::*;
 
-use crate::features::raised;
+use crate::errors::gathered as raised;
 use crate::owner::detached;
 use crate::tensor::device::{NativeDevice, foreign};
 

@@ -7,7 +7,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::data_file::DataFile;
-use crate::features::{counted, raised};
+use crate::errors::gathered as raised;
+use crate::features::counted;
 use crate::ids::Ids;
 use crate::offload::{Executor, Transfer};
 use crate::owner::detached;

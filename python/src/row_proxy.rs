@@ -8,7 +8,8 @@ use penstock_io::fifo::{Fifo, HEADER};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::features::{RowReader, raised};
+use crate::errors::gathered as raised;
+use crate::features::RowReader;
 use crate::owner::detached;
 use crate::tensor::device::{NativeDevice, gather_by, wait_for};
 

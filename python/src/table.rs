@@ -11,7 +11,8 @@ use pyo3::prelude::*;
 
 use crate::call;
 use crate::errors;
-use crate::features::{RowBatch, RowCache, counted, raised};
+use crate::errors::gathered as raised;
+use crate::features::{RowBatch, RowCache, counted};
 use crate::ids::Ids;
 use crate::offload::Executor;
 use crate::owner::detached;

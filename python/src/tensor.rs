@@ -6,8 +6,6 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod device;
-pub(crate) mod exchange;
-pub(crate) mod neighborhood;
 
 use std::ffi::c_int;
 use std::sync::Arc;

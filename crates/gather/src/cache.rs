@@ -1,16 +1,14 @@
 //! Cached rows of all tables that share a row size and a budget.
 
-pub(crate) mod key;
-
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use penstock_io::buffer::{IoBuf, Slots};
 use slab::Slab;
 
-use self::key::TABLES_MAX;
 use crate::batch::state::Waiting;
 use crate::error::Result;
+use crate::index::key::TABLES_MAX;
 use crate::index::{Index, Policy, Slot};
 
 /// Rows of tables, each in a slot.

@@ -13,6 +13,7 @@
 //! lookup.
 
 mod ghost;
+pub(crate) mod key;
 mod lookup;
 mod order;
 mod place;
@@ -32,6 +33,7 @@ use hashbrown::{DefaultHashBuilder, HashSet};
 pub use place::Slot;
 pub use replay::replay;
 
+use key::table_of;
 use order::Order;
 use place::{NEVER, Place, REFUSALS_MAX, SlotState};
 use s3fifo::S3Fifo;
@@ -39,8 +41,6 @@ use sieve::Sieve;
 use slot_map::SlotMap;
 use unsorted::Unsorted;
 use window::Window;
-
-use crate::cache::key::table_of;
 
 /// Keys whose entries are prefetched before the lookup.
 pub(crate) const FETCHED: usize = 64;

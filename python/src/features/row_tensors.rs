@@ -7,11 +7,11 @@ use penstock_io::buffer;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
+use super::exchange::{Exchange, Kind, window};
 use super::{RowBatch, RowReader};
 use crate::caching_allocator::CachingHostAllocator;
 use crate::files::times::FileTimes;
 use crate::owner::detached;
-use crate::tensor::exchange::{Exchange, Kind, window};
 
 /// Results of fewer bytes are left to PyTorch: a page for each is too much.
 const BYTES_MIN: usize = 64 << 10;

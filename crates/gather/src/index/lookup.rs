@@ -4,7 +4,7 @@ use std::hash::BuildHasher;
 
 use super::place::Slot;
 use super::{FETCHED, Index};
-use crate::cache::key::{row_of, table_of};
+use crate::index::key::{row_of, table_of};
 
 impl Index {
     /// The slot of a row that is cached or being read: a hit. If the batch reached last has the
@@ -81,8 +81,8 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::key::key_of;
     use crate::index::Policy;
+    use crate::index::key::key_of;
 
     const SLOTS: Slot = 40;
     const TABLE_ROWS: u64 = 60;

@@ -2,7 +2,7 @@
 
 use super::place::{Place, Slot};
 use super::slot_table::SlotTable;
-use crate::cache::key::{row_of, table_of};
+use crate::index::key::{row_of, table_of};
 
 /// Rows of all small tables together for each slot: 12 bytes of the 64 that a slot counts for.
 const ROWS_PER_SLOT: u64 = 3;
@@ -144,7 +144,7 @@ impl SlotMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::key::key_of;
+    use crate::index::key::key_of;
 
     #[test]
     fn tables_have_arrays_while_these_are_small() {

@@ -15,8 +15,8 @@ use super::manifest::{Closed, log_path};
 use super::newest::{Address, LOG_BYTES_MAX, LOGS_MAX};
 use super::record::{self, Filling};
 use crate::cache::Cache;
-use crate::cache::key::key_of;
 use crate::error::{Error, Result};
+use crate::index::key::key_of;
 use crate::table::checks::BLOCK_BYTES;
 
 /// Most bytes of records in flight: a caller that writes faster than the device waits.

@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 
 use super::shared::ReaderShared;
 use crate::batch::state::{BatchState, Damage, Place};
-use crate::cache::key::row_of;
 use crate::cache::{Cache, Claimed};
+use crate::index::key::row_of;
 use crate::table::Span;
 use crate::table::checks::BLOCK_BYTES;
 use crate::table::seal::OpenBlocks;

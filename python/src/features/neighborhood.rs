@@ -5,7 +5,7 @@ use penstock_io::buffer::IoBuf;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::features::raised;
+use crate::errors::gathered as raised;
 use crate::ids::{Ids, doubles};
 use crate::owner::detached;
 use crate::tensor::{self, NativeArray, TensorTarget};
