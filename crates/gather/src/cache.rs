@@ -84,6 +84,10 @@ struct ComingRow {
     is_stale: bool,
 }
 
+/// Rows being read whose memory is kept for the next ones: the budget of the cache does not include
+/// them.
+const COMING_KEPT: usize = 1 << 14;
+
 /// No more rows are being read than there are slots, whose number is less than this.
 const NONE: u32 = u32::MAX;
 
@@ -109,6 +113,13 @@ impl Coming {
 
     fn insert(&mut self, slot: Slot, row: ComingRow) {
         self.keys[slot as usize] = self.entries.insert(row) as u32;
+    }
+
+    /// Releases memory that a large batch has left.
+    fn shrink(&mut self) {
+        if self.entries.is_empty() && self.entries.capacity() > COMING_KEPT {
+            self.entries = Slab::new();
+        }
     }
 
     fn take(&mut self, slot: Slot) -> Option<ComingRow> {
@@ -222,7 +233,9 @@ impl Cache {
         for claimed in arrived.drain(..) {
             Cache::arrived(inner, claimed);
         }
+        arrived.shrink_to(COMING_KEPT);
         inner.arrived = arrived;
+        inner.coming.shrink();
     }
 
     fn arrivals(&self) -> MutexGuard<'_, Vec<Claimed>> {

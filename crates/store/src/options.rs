@@ -319,7 +319,7 @@ impl Options {
             queue_depth,
             extent_bytes,
             io_threads,
-            in_turn: given.io_threads.is_none(),
+            in_turn: given.io_threads.is_none() && given.queue_depth.is_none(),
             shard_bytes: self.bound_of_shards(given.shard_bytes, bytes),
             verify: self.verify,
             zero_copy: self.zero_copy,

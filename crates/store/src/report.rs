@@ -137,17 +137,27 @@ impl Transport {
     pub(crate) fn new(settings: &Settings, run: Run, direct_io: bool) -> Transport {
         let all = (settings.io_threads, settings.queue_depth);
         let (io_threads, queue_depth) = run.workers.unwrap_or(all);
+        let mut choices = settings.choices.clone();
+        if io_threads < settings.io_threads {
+            let is_moot = |choice: &str| {
+                choice.starts_with("io_threads=") || choice.starts_with("queue_depth=")
+            };
+            choices.retain(|choice| !is_moot(choice));
+            let most = settings.io_threads;
+            choices.push(format!(
+                "io_threads={io_threads}: the device needs no more of {most}"
+            ));
+            choices.push(format!(
+                "queue_depth={queue_depth}: the requests of {most} threads"
+            ));
+        }
+        choices.extend(run.choices);
         Transport {
             engine: run.engine,
             engine_setup: run.setup,
             direct_io,
             fallbacks: run.fallbacks,
-            choices: settings
-                .choices
-                .iter()
-                .cloned()
-                .chain(run.choices)
-                .collect(),
+            choices,
             device: settings.device.as_ref().map(ToString::to_string),
             io_threads,
             queue_depth,

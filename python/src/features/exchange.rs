@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use penstock_io::buffer::{CachedMemory, HostRegion, HostRegionMut, IoBuf};
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 
@@ -193,9 +194,15 @@ impl Exchange {
             step *= size;
         }
         let (count, item_bytes) = (step as usize, usize::from(bits) / 8);
+        // Memory that was released, or whose integers are to be read negated.
+        let is_plain = || {
+            let is_neg = object.call_method0(intern!(object.py(), "is_neg")).ok()?;
+            (!tensor.data.is_null() && !is_neg.is_truthy().ok()?).then_some(())
+        };
         if count > count_max {
             return None;
         }
+        is_plain()?;
         let address = (tensor.data as usize).wrapping_add(tensor.offset_bytes as usize);
         // SAFETY: the tensor has these items. The caller keeps it, and nobody else releases its
         // memory while the GIL is held, which is until the region is dropped below.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_gather::Reader;
-use penstock_io::buffer;
+use penstock_io::{buffer, process};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
@@ -27,6 +27,7 @@ pub struct RowTensors {
     row_sizes: Vec<i64>,
     allocator: buffer::CachingHostAllocator,
     files: Py<FileTimes>,
+    process: u32,
 }
 
 #[pymethods]
@@ -55,6 +56,7 @@ impl RowTensors {
             row_sizes,
             allocator: allocator.shared(),
             files,
+            process: process::id(),
         })
     }
 
@@ -63,12 +65,16 @@ impl RowTensors {
     /// Returns the tensor, and the batch if something is left to do: rows are under way, or a file
     /// may have changed. Returns nothing, and has done nothing, where the usual way has to be
     /// taken: for other ids than contiguous integer tensors of the host, for bad ids, for results
-    /// of another size.
+    /// of another size, and in a fork.
     fn gather(
         &self,
         py: Python<'_>,
         ids: &Bound<'_, PyAny>,
     ) -> PyResult<Option<(Py<PyAny>, Option<RowBatch>)>> {
+        // In a fork, another thread may have held a lock that nobody releases.
+        if self.process != process::id() {
+            return Ok(None);
+        }
         let table = self.reader.table();
         let value_bytes = table.value_bytes() as usize;
         let count_max = BYTES_MAX / value_bytes;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -236,3 +237,32 @@ def test_threads_gather_from_tables_of_one_cache(tmp_path: Path, kept: int) -> N
     for table, _ in tables:
         assert table.stats().hits > 0
         table.close()
+
+
+def test_ids_whose_memory_is_not_what_they_are_take_the_usual_way(table: Any) -> None:
+    rows, _ = table
+    rows.gather(torch.arange(ROWS))
+    released = torch.arange(ROWS)
+    released.untyped_storage().resize_(0)
+    negated = torch._neg_view(torch.arange(1, ROWS + 1))
+    for ids in (released, negated, torch._efficientzerotensor(ROWS, dtype=torch.long)):
+        with pytest.raises((IndexError, TypeError, ValueError)):
+            rows.gather(ids)
+
+
+def test_a_table_that_is_closed_while_it_is_first_used_stays_closed(
+    table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, _ = table
+    opened = rows._small._results.row_tensors
+
+    def closed_meanwhile(*args: Any) -> Any:
+        rows.close()
+        return opened(*args)
+
+    monkeypatch.setattr(rows._small._results, "row_tensors", closed_meanwhile)
+    with contextlib.suppress(ValueError):
+        rows.gather(torch.arange(ROWS))
+    assert rows._small.gather(torch.arange(ROWS)) is None
+    with pytest.raises(ValueError, match="closed"):
+        rows.gather(torch.arange(ROWS))

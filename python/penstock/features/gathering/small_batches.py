@@ -40,11 +40,12 @@ class SmallBatches:
         self._row_shape = tuple(row_shape)
         self._files = files
         self._has_asked = False
+        self._is_closed = False
         self._native: _native.RowTensors | None = None
 
     def gather(self, ids: Any) -> Any:
         """The rows of some ids; None, and nothing is done, if the usual way has to be taken."""
-        native = self._native or self._opened(ids)
+        native = None if self._is_closed else self._native or self._opened(ids)
         found = None if native is None else native.gather(ids)
         if found is None:
             return None
@@ -53,7 +54,8 @@ class SmallBatches:
 
     def close(self) -> None:
         """Leaves all batches to the usual way, which raises where the table is closed."""
-        self._native, self._has_asked = None, True
+        # Another thread may be opening it.
+        self._native, self._is_closed = None, True
 
     def _opened(self, ids: Any) -> _native.RowTensors | None:
         # PyTorch may be imported after the table is open.

@@ -190,7 +190,8 @@ def find(
     if not isinstance(key, str | None):
         raise TypeError(f"key={key!r:.80}: must be the name of a tensor, or None")
     request = _TableRequest(
-        decode_local_path(path),
+        # A later change of the working directory does not affect it.
+        os.path.abspath(decode_local_path(path)),
         key,
         None if shape is None else sizes_of(shape),
         None if dtype is None else name_of(dtype),

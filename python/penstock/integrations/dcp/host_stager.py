@@ -186,7 +186,7 @@ def _collect(value: Any, spans: dict[int, _Span], plain: dict[int, _Span]) -> No
         for child in value:
             _collect(child, spans, plain)
     elif kind not in _ATOMS and id(value) not in plain and _is_plain(value):
-        address, item_bytes = value.untyped_storage().data_ptr(), value.element_size()
+        storage, item_bytes = value.untyped_storage(), value.element_size()
         first = value.storage_offset()
         if value.is_contiguous():
             last = first + value.numel()
@@ -194,6 +194,10 @@ def _collect(value: Any, spans: dict[int, _Span], plain: dict[int, _Span]) -> No
             steps = zip(value.size(), value.stride(), strict=True)
             last = first + sum((size - 1) * stride for size, stride in steps) + 1
         begin = first * item_bytes // _ALIGN_BYTES * _ALIGN_BYTES
+        if last * item_bytes > storage.nbytes():
+            # Memory that was released, which DCP reports.
+            return
+        address = storage.data_ptr()
         span = spans.get(address)
         if span is None:
             span = spans[address] = _Span(address, begin, last * item_bytes, value)

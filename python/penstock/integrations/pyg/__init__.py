@@ -1,7 +1,7 @@
 """PyTorch Geometric, with node features in tables that need not fit into memory.
 
 `FeatureStore` holds features on storage and in memory, `Graph` the edges; `NeighborSampler` samples
-without compiled extensions of PyG, and `GatherLoader` samples and gathers batches ahead of training.
+without PyG's compiled extensions, and `GatherLoader` samples and gathers batches ahead of training.
 
 Example:
     >>> import torch

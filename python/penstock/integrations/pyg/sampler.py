@@ -16,10 +16,8 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
-from penstock import _native
-from penstock.features.gathering.results import target_of
+from penstock.features.gathering.neighborhoods import NodeNumbers, draw_edges
 from penstock.integrations.pyg.order import seeded
-from penstock.tensors.native_rows import NativeArray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,9 +207,7 @@ class _Drawn:
                     + (f" of type {kind!r}" if kind is not None else "")
                 )
         self._generator = sampler.generator(*seeds.values())
-        self._numbers = {
-            one: _native.NodeNumbers(_array(seeds.get(one, empty).contiguous())) for one in types
-        }
+        self._numbers = {one: NodeNumbers(seeds.get(one, empty).contiguous()) for one in types}
         self._found = {one: [seeds.get(one, empty)] for one in types}
         self._begin = dict.fromkeys(types, 0)
         self.node_counts = {one: [len(parts[0])] for one, parts in self._found.items()}
@@ -245,18 +241,14 @@ class _Drawn:
                 generator=self._generator,
             )
             found = edges.sources.index_select(0, slots).long()
-            rows = torch.empty_like(found)
-            self._numbers[source].number(_array(found), target_of(rows))
-            self.rows[kind].append(rows)
+            self.rows[kind].append(self._numbers[source].number(found))
             self.cols[kind].append(cols)
             self.numbers[kind].append(
                 slots if edges.numbers is None else edges.numbers.index_select(0, slots)
             )
             self.edge_counts[kind].append(len(slots))
         for one, numbers in self._numbers.items():
-            begin = self._begin[one]
-            new = torch.empty(len(numbers) - begin, dtype=torch.long, device="cpu")
-            numbers.copy_nodes(begin, target_of(new))
+            new = numbers.since(self._begin[one])
             self._found[one].append(new)
             self.node_counts[one].append(len(new))
 
@@ -285,25 +277,15 @@ def _draw(
     else:
         shape, drawn = [count, int((degrees > count).sum())], degrees.clamp(max=count).sum()
     shares = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu")
-    places, slots = (
-        torch.empty(int(drawn), dtype=torch.long, device="cpu") for _ in ("places", "slots")
-    )
-    _native.draw_edges(
-        _array(begin),
-        _array(degrees),
+    return draw_edges(
+        begin,
+        degrees,
         None if count == -1 else count,
-        is_replaced,
-        _array(shares),
-        first,
-        target_of(places),
-        target_of(slots),
+        is_replaced=is_replaced,
+        shares=shares,
+        first=first,
+        drawn=int(drawn),
     )
-    return places, slots
-
-
-def _array(values: torch.Tensor) -> NativeArray:
-    """A contiguous tensor in the form that the native module takes."""
-    return NativeArray(values.data_ptr(), (values.numel(),), None, values.element_size(), values)
 
 
 class Negatives(NegativeSampling):  # type: ignore[misc]
