@@ -45,9 +45,8 @@ class SmallBatches:
 
     def gather(self, ids: Any) -> Any:
         """The rows of some ids; None, and nothing is done, if the usual way has to be taken."""
-        native = None if self._is_closed else self._native or self._opened(ids)
-        found = None if native is None else native.gather(ids)
-        if found is None:
+        native = self._native or self._opened(ids)
+        if native is None or self._is_closed or (found := native.gather(ids)) is None:
             return None
         rows, batch = found
         return rows if batch is None else PendingRows(batch, rows, self._files.check).result()
