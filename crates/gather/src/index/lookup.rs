@@ -129,7 +129,7 @@ mod tests {
 
     /// Some steps with batches of two tables, one of which is removed now and then.
     fn steps(mut index: Index, mut random: Random, has_arrays: bool) -> Vec<Vec<Option<Slot>>> {
-        let mut add = |index: &mut Index, table| {
+        let add = |index: &mut Index, table| {
             if has_arrays {
                 index.add_table(table, TABLE_ROWS);
                 assert!(index.slots.rows(table).is_some());
