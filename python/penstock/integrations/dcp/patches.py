@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from penstock.integrations.dcp import defaults, directory, elements
+from penstock.integrations.dcp import defaults, directory, stateful
 from penstock.integrations.dcp.paths import is_local
 from penstock.integrations.versions import Probe, check_version, self_check
 from penstock.plugin import SealingKeys, to_native
@@ -274,7 +274,7 @@ def _replacements(
         yield _Replacement(DefaultStager, stagers.lend, (state_dict_saver,))
     states_of = getattr(state_dict_saver, "_stateful_to_state_dict", None)
     if states_of is not None:
-        yield _Replacement(states_of, elements.asking(states_of), (state_dict_saver,))
+        yield _Replacement(states_of, stateful.skip_plain(states_of), (state_dict_saver,))
     if _has_process():
         # DCP's save process makes its own writer, and nothing is installed there.
         process = import_module(_PROCESS)._AsyncCheckpointProcess

@@ -1,8 +1,8 @@
-"""`asking`: asks the elements of a state for theirs, as DCP does, but not those that have none.
+"""`skip_plain`: makes DCP ask for the state of those elements only that may have one.
 
-At every save DCP asks each element whether it is `Stateful`, in a call that it logs: 50 to 100 us
-each, for a background save twice. For thousands of tensors at the top of a state that is longer
-than their copies take.
+At every save DCP asks each element of a state whether it is `Stateful`, in a call that it logs: 50
+to 100 us each, for a background save twice. For thousands of tensors at the top of a state that
+takes longer than to copy them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NEVER_STATEFUL = frozenset({type(None), bool, int, float, complex, str, bytes, 
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-def asking(theirs: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """DCP's `_stateful_to_state_dict`, called for those elements that may be `Stateful`."""
+def skip_plain(theirs: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Wraps DCP's `_stateful_to_state_dict`, to call it for what may be `Stateful` only."""
     logger = None
     with contextlib.suppress(ImportError):
         module = import_module("torch.distributed.checkpoint.logger")
@@ -32,7 +32,7 @@ def asking(theirs: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
 
     @wraps(theirs)
     def stateful_to_state_dict(state_dict: Any) -> dict[str, Any]:
-        if type(state_dict) not in (dict, OrderedDict) or _is_heard(logger):
+        if type(state_dict) not in (dict, OrderedDict) or _has_listeners(logger):
             return theirs(state_dict)
         others = {key: value for key, value in state_dict.items() if _may_be_stateful(value)}
         found = theirs(others) if others else others
@@ -46,7 +46,7 @@ def _may_be_stateful(value: Any) -> bool:
     return kind not in _NEVER_STATEFUL and (kind not in _TENSORS or bool(vars(value)))
 
 
-def _is_heard(logger: logging.Logger | None) -> bool:
+def _has_listeners(logger: logging.Logger | None) -> bool:
     """Whether somebody may read DCP's log, in which each element has two entries."""
     return (
         not isinstance(logger, logging.Logger)
