@@ -572,11 +572,21 @@ fn memory_is_lent_until_the_last_request_completes() {
 #[test]
 fn memory_is_lent_until_the_engine_of_a_failed_save_is_gone() {
     each_engine("failing", |_, path| {
-        for ending in [Ending::Fail, Ending::Panic] {
+        // With two workers the other one may have the memory until the engine is gone.
+        for (ending, workers) in [
+            (Ending::Fail, 1),
+            (Ending::Fail, 2),
+            (Ending::Panic, 1),
+            (Ending::Panic, 2),
+        ] {
             let flight = Flight::new(ending);
             flight.is_open.store(true, Ordering::Release);
             let memory = lent(1);
-            let job = lazy(&memory, path, &flight.options(), false);
+            let options = Options {
+                io_threads: Some(workers),
+                ..flight.options()
+            };
+            let job = lazy(&memory, path, &options, false);
             flight.observe(&job, &memory);
             let written = catch_unwind(AssertUnwindSafe(|| write(&job, path)));
             match ending {
