@@ -66,8 +66,9 @@ class Options:
             together on one machine divide the requests among them.
         extent_bytes: Bytes of one request: a multiple of 1 MiB, 1 MiB to 1 GiB.
         io_threads: Threads that copy, digest and submit, 1 to 1024. If neither this nor
-            ``queue_depth`` is given, a save begins with one thread, which has the requests of all,
-            and others join it while it cannot keep the device busy.
+            ``queue_depth`` is given, a save of host memory past the page cache begins with one
+            thread, which has the requests of all, and others join it while it cannot keep the
+            device busy.
         staging_bytes: Upper bound of the memory in which a call stages data, for checkpoints of any
             size: 4 MiB to 1 PiB, and at least two extents with 1 MiB beside each. If not given, it
             is 256 MiB; for `CheckpointStore.save_async` it is the size of the state, up to half of
