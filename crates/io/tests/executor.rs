@@ -15,8 +15,8 @@ use penstock_io::engine::{
     self, Capabilities, Completion, Engine, EngineChoice, EngineConfig, Op, OpKind, Rejected, Wake,
 };
 use penstock_io::executor::{
-    Executor, ExecutorConfig, Kind, Landing, OpenEngine, ParallelWork, Request, Share, Source,
-    Target, Transfer,
+    Arrived, Executor, ExecutorConfig, Kind, Landing, OpenEngine, ParallelWork, Request, Share,
+    Source, Target, Transfer, Visit, Visitor,
 };
 use penstock_io::faulty::{Failure, Faults, Faulty, OpClass, Repeat};
 use penstock_io::file::{Direct, File};
@@ -782,6 +782,99 @@ fn many_small_reads_are_in_flight_and_few_large_ones() {
             expected,
             "{block} {in_flight_bytes}"
         );
+    }
+}
+
+/// Counts operations that were submitted.
+struct Counted {
+    inner: Box<dyn Engine>,
+    submitted: Arc<AtomicUsize>,
+}
+
+impl Engine for Counted {
+    fn submit(&mut self, op: Op) -> Result<(), Rejected> {
+        self.submitted.fetch_add(1, Ordering::Relaxed);
+        self.inner.submit(op)
+    }
+
+    fn poll(
+        &mut self,
+        min: usize,
+        timeout: Option<Duration>,
+        completed: &mut Vec<Completion>,
+    ) -> Result<(), Error> {
+        self.inner.poll(min, timeout, completed)
+    }
+
+    fn waker(&mut self) -> io::Result<Arc<dyn Wake>> {
+        self.inner.waker()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+}
+
+/// Records how many operations had been submitted when its bytes were delivered.
+struct Noting {
+    submitted: Arc<AtomicUsize>,
+    noted: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Visitor for Noting {
+    fn arrived(self: Box<Self>, _: Arrived<'_>) {
+        let submitted = self.submitted.load(Ordering::Relaxed);
+        self.noted.lock().unwrap().push(submitted);
+    }
+}
+
+/// The device has the next request before the bytes of the last one are delivered.
+#[test]
+fn requests_are_sent_before_bytes_are_delivered() {
+    const REQUESTS: usize = 8;
+    let directory = directory();
+    let target = target(
+        &directory.path().join("file"),
+        &bytes(REQUESTS * 4096, 9),
+        Direct::Auto,
+    );
+    // Bytes that are read into their memory, and bytes that pass through staging.
+    for behind in [0, 1] {
+        let config = ExecutorConfig {
+            workers: 1,
+            queue_depth: 1,
+            queued_max: REQUESTS,
+            ..SMALL
+        };
+        let submitted = Arc::new(AtomicUsize::new(0));
+        let noted = Arc::new(Mutex::new(Vec::new()));
+        let counter = Arc::clone(&submitted);
+        let executor = with_engine(&config, move |inner| {
+            Box::new(Counted {
+                inner,
+                submitted: Arc::clone(&counter),
+            })
+        });
+        let share = executor.share(1).unwrap();
+        let request = |index: usize| Request {
+            target: target.clone(),
+            offset: (index * 4096) as u64,
+            kind: Kind::Read(Landing::Visited(Visit {
+                bytes: 4096,
+                memory: (behind == 0).then(|| window(4096, 0).1),
+                visitor: Box::new(Noting {
+                    submitted: Arc::clone(&submitted),
+                    noted: Arc::clone(&noted),
+                }),
+            })),
+        };
+        finish(&share.submit((0..REQUESTS).map(request).collect()).unwrap()).unwrap();
+        let sent_before: Vec<usize> = (1..=REQUESTS).map(|one| (one + 1).min(REQUESTS)).collect();
+        assert_eq!(*noted.lock().unwrap(), sent_before, "behind {behind}");
     }
 }
 

@@ -35,6 +35,8 @@ pub(super) struct Worker {
     taken: VecDeque<Next>,
     /// Kept to reuse its memory.
     completed: Vec<Completion>,
+    /// Pieces that the device is done with, to be delivered: copied, checked, reported.
+    arrived: VecDeque<(Flying, Completion)>,
     /// The failure of everything that this worker leaves undone.
     failure: Failure,
 }
@@ -115,6 +117,7 @@ impl Worker {
             flying: Slab::with_capacity(queue_depth),
             taken: VecDeque::with_capacity(TAKEN_MAX),
             completed: Vec::with_capacity(queue_depth),
+            arrived: VecDeque::with_capacity(queue_depth),
             failure: Failure::of_worker("a thread of it has panicked"),
         }
     }
@@ -123,14 +126,24 @@ impl Worker {
     /// are not done then fail when the worker is dropped.
     pub(super) fn run(mut self) {
         let _row = trace::enter(Role::Executor);
-        let mut work = || -> Result<()> {
-            while self.fill()? {
-                self.wait()?;
-            }
-            Ok(())
-        };
-        if let Err(error) = work() {
+        if let Err(error) = self.work() {
             self.failure = Failure::of_worker(&error.to_string());
+            self.deliver();
+        }
+    }
+
+    /// Requests come first: the next ones are in flight before those that have arrived are delivered,
+    /// so the device has work meanwhile.
+    fn work(&mut self) -> Result<()> {
+        loop {
+            let is_flying = self.fill()?;
+            if self.deliver() {
+                continue;
+            }
+            if !is_flying {
+                return Ok(());
+            }
+            self.wait()?;
         }
     }
 
@@ -143,10 +156,10 @@ impl Worker {
         self.flying.len()
     }
 
-    /// Starts the pieces that there is room for.
+    /// Starts the pieces that there is room for; waits for some if there is nothing else to do.
     ///
     /// # Returns
-    /// Whether anything is in flight.
+    /// `false` once the executor is closing and nothing is left to do.
     fn fill(&mut self) -> Result<bool> {
         loop {
             let in_flight = self.in_flight();
@@ -156,10 +169,10 @@ impl Worker {
                     .in_flight_bytes_max
                     .saturating_sub(self.in_flight_bytes),
             };
-            let is_idle = in_flight == 0;
-            if !is_idle && (room.pieces == 0 || room.bytes == 0) {
+            if in_flight > 0 && (room.pieces == 0 || room.bytes == 0) {
                 return Ok(true);
             }
+            let is_idle = in_flight == 0 && self.arrived.is_empty();
             let found = self.shared.take(self.index, room, is_idle, &mut self.taken);
             while let Some(next) = self.taken.pop_front() {
                 match next {
@@ -178,15 +191,17 @@ impl Worker {
 
     /// Helps with a caller's computation until there is a request to begin.
     fn run_part(&mut self, offer: &dyn ParallelWork) -> Result<()> {
+        self.deliver();
         while offer.run_part() && self.shared.is_empty() {
             if self.in_flight() > 0 {
                 self.poll(0, Some(Duration::ZERO))?;
+                self.deliver();
             }
         }
         Ok(())
     }
 
-    /// Waits for a completion, or a wake, and handles all completions.
+    /// Waits for a completion, or a wake, and takes all completions.
     fn wait(&mut self) -> Result<()> {
         let min = self.in_flight().min(1);
         let polled = self.poll(min, None);
@@ -194,7 +209,7 @@ impl Worker {
         polled
     }
 
-    /// Handles the completions that have arrived.
+    /// Takes the completions that have arrived.
     fn poll(&mut self, min: usize, timeout: Option<Duration>) -> Result<()> {
         let mut completed = std::mem::take(&mut self.completed);
         let polled = self.engine().poll(min, timeout, &mut completed);
@@ -202,11 +217,20 @@ impl Worker {
             let key = usize::try_from(completion.token).expect("a token of this worker");
             let flying = self.flying.remove(key);
             self.in_flight_bytes -= flying.bytes;
-            let (state, result) = flying.end(completion);
-            self.shared.end(&state, result.map_err(Some));
+            self.arrived.push_back((flying, completion));
         }
         self.completed = completed;
         polled
+    }
+
+    /// Delivers the pieces that have arrived; returns whether there were any.
+    fn deliver(&mut self) -> bool {
+        let has_some = !self.arrived.is_empty();
+        while let Some((flying, completion)) = self.arrived.pop_front() {
+            let (state, result) = flying.end(completion);
+            self.shared.end(&state, result.map_err(Some));
+        }
+        has_some
     }
 
     fn start(&mut self, piece: RequestPart, state: Arc<TransferState>) -> Result<()> {
@@ -295,6 +319,9 @@ impl Worker {
             if let Some(buf) = pool.try_take()? {
                 break buf;
             }
+            if self.deliver() {
+                continue;
+            }
             if self.in_flight() == 0 {
                 // Other workers hold all buffers, and return them as they finish.
                 break pool.take()?;
@@ -312,6 +339,7 @@ impl Drop for Worker {
         self.engine = None;
         let flying = std::mem::take(&mut self.flying).into_iter();
         let mut left: Vec<Arc<TransferState>> = flying.map(|(_, flying)| flying.state).collect();
+        left.extend(self.arrived.drain(..).map(|(flying, _)| flying.state));
         for next in self.taken.drain(..) {
             let (Next::RequestPart(_, state) | Next::Over(state)) = next;
             left.push(state);
