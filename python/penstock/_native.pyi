@@ -63,10 +63,10 @@ __all__ = [
     "RowServing",
     "RowTable",
     "RowTableForm",
-    "RowTensors",
     "Share",
     "Signers",
     "SigningKeys",
+    "SmallGathers",
     "Store",
     "SurveyedTensor",
     "TensorEntry",
@@ -735,17 +735,20 @@ class FileTimes:
     def accept(self, index: int, mark: tuple[int, int, int, int, int]) -> None: ...
 
 @final
-class RowTensors:
-    @staticmethod
-    def of(
+class SmallGathers:
+    def __new__(
+        cls,
         reader: RowReader,
-        tensor_type: type,
-        example: object,
+        array_type: type,
+        dtype: object | None,
         row_sizes: Sequence[int],
         allocator: CachingHostAllocator,
         files: FileTimes,
-    ) -> RowTensors | None: ...
-    def gather(self, ids: object) -> tuple[Any, RowBatch | None] | None: ...
+    ) -> SmallGathers: ...
+    def add_tensors(self, tensor_type: type, example: object) -> None: ...
+    def gather(
+        self, ids: object, out: object | None = None
+    ) -> tuple[Any, RowBatch | None] | None: ...
 
 @final
 class RangeReader:
