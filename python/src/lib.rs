@@ -76,7 +76,9 @@ mod _native {
     #[pymodule_export]
     use crate::blocks::{NativeBlockOpener, NativeBlockSealer, NativeFileSeal};
     #[pymodule_export]
-    use crate::caching_allocator::{CachingHostAllocator, copy_side_by_side, reserve};
+    use crate::caching_allocator::{
+        CachingHostAllocator, copy_side_by_side, order_of_sizes, reserve,
+    };
     #[pymodule_export]
     use crate::checkpoint::{Checkpoint, open};
     #[pymodule_export]
