@@ -63,10 +63,10 @@ __all__ = [
     "RowServing",
     "RowTable",
     "RowTableForm",
-    "RowTensors",
     "Share",
     "Signers",
     "SigningKeys",
+    "SmallGathers",
     "Store",
     "SurveyedTensor",
     "TensorEntry",
@@ -94,6 +94,7 @@ __all__ = [
     "measure_posts",
     "mirror",
     "open",
+    "order_of_sizes",
     "parse_header",
     "parse_step",
     "part_file",
@@ -603,6 +604,7 @@ def trace_overlapping(
 ) -> None: ...
 def remove_checkpoint(path: str, *, force: bool, foreign: bool) -> int: ...
 def reserve(nbytes: int, early_bytes: int) -> HostBuffer: ...
+def order_of_sizes(sizes: Sequence[int]) -> list[int]: ...
 def copy_side_by_side(
     sources: Sequence[tuple[int, int, int, object]], target: HostBuffer, threads: int
 ) -> None: ...
@@ -735,17 +737,20 @@ class FileTimes:
     def accept(self, index: int, mark: tuple[int, int, int, int, int]) -> None: ...
 
 @final
-class RowTensors:
-    @staticmethod
-    def of(
+class SmallGathers:
+    def __new__(
+        cls,
         reader: RowReader,
-        tensor_type: type,
-        example: object,
+        array_type: type,
+        dtype: object | None,
         row_sizes: Sequence[int],
         allocator: CachingHostAllocator,
         files: FileTimes,
-    ) -> RowTensors | None: ...
-    def gather(self, ids: object) -> tuple[Any, RowBatch | None] | None: ...
+    ) -> SmallGathers: ...
+    def add_tensors(self, tensor_type: type, example: object) -> None: ...
+    def gather(
+        self, ids: object, out: object | None = None
+    ) -> tuple[Any, RowBatch | None] | None: ...
 
 @final
 class RangeReader:

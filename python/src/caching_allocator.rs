@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 
 use penstock_io::buffer;
+use penstock_store::plan::write;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -63,6 +64,12 @@ impl CachingHostAllocator {
 #[pyfunction]
 pub fn reserve(py: Python<'_>, nbytes: usize, early_bytes: usize) -> PyResult<HostBuffer> {
     raised(py, buffer::reserve(nbytes, early_bytes)).map(HostBuffer::from)
+}
+
+/// The order in which a shard has tensors of these sizes, as indices.
+#[pyfunction]
+pub fn order_of_sizes(sizes: Vec<u64>) -> Vec<usize> {
+    write::order_of_sizes(&sizes)
 }
 
 /// Copies memory to places in a buffer that come one after the other, with several threads.

@@ -1,8 +1,11 @@
 //! Rows of tables by id.
 
+mod array_type;
 mod exchange;
 pub(crate) mod neighborhood;
-pub(crate) mod row_tensors;
+mod numpy_arrays;
+pub(crate) mod small_gathers;
+mod torch_tensors;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

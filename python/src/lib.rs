@@ -2,8 +2,8 @@
 //!
 //! `penstock._native` is private: users import the package around it, which documents and types
 //! this boundary. Memory of Python objects becomes a region in `tensor.rs`, or in
-//! `tensor/exchange.rs` by PyTorch's own functions, and `owner.rs` keeps references: the only files
-//! here with `unsafe` code.
+//! `features/exchange.rs` by PyTorch's own functions, and `owner.rs` keeps references: the only
+//! files here with `unsafe` code.
 #![allow(
     clippy::needless_pass_by_value,
     unreachable_pub,
@@ -76,7 +76,9 @@ mod _native {
     #[pymodule_export]
     use crate::blocks::{NativeBlockOpener, NativeBlockSealer, NativeFileSeal};
     #[pymodule_export]
-    use crate::caching_allocator::{CachingHostAllocator, copy_side_by_side, reserve};
+    use crate::caching_allocator::{
+        CachingHostAllocator, copy_side_by_side, order_of_sizes, reserve,
+    };
     #[pymodule_export]
     use crate::checkpoint::{Checkpoint, open};
     #[pymodule_export]
@@ -88,7 +90,7 @@ mod _native {
     #[pymodule_export]
     use crate::features::neighborhood::{NodeNumbers, draw_edges};
     #[pymodule_export]
-    use crate::features::row_tensors::RowTensors;
+    use crate::features::small_gathers::SmallGathers;
     #[pymodule_export]
     use crate::features::{
         DeviceRowBatch, RowBatch, RowCache, RowIndex, RowReader, block_checks, check_stream,

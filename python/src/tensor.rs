@@ -305,6 +305,12 @@ impl From<Arc<Memory>> for HostBuffer {
 
 impl From<CachedMemory> for HostBuffer {
     fn from(memory: CachedMemory) -> HostBuffer {
+        HostBuffer::from(Arc::new(memory))
+    }
+}
+
+impl From<Arc<CachedMemory>> for HostBuffer {
+    fn from(memory: Arc<CachedMemory>) -> HostBuffer {
         HostBuffer {
             address: memory.address(),
             len: memory.len(),

@@ -224,7 +224,7 @@ class Features:
             TypeError: The ids are no integers.
             ValueError: ``out`` does not fit, there is no such device, or the table is closed.
         """
-        if out is None and device is None and (rows := self._small.gather(ids)) is not None:
+        if device is None and (rows := self._small.gather(ids, out)) is not None:
             return rows
         return self.gather_async(ids, out, device=device).result()
 

@@ -13,7 +13,6 @@ __all__ = ["CopyMemory", "Piece"]
 
 ALIGN_BYTES = 64
 """Copies begin at multiples of this, as tensors of PyTorch's allocator do."""
-_PAGE_BYTES = 4096
 
 
 class Piece(NamedTuple):
@@ -51,7 +50,7 @@ class CopyMemory:
         offsets = [0] * len(pieces)
         end = 0
         rows = []
-        for index in sorted(range(len(pieces)), key=lambda index: _rank(pieces[index].nbytes)):
+        for index in _native.order_of_sizes([piece.nbytes for piece in pieces]):
             address, nbytes, owner = pieces[index]
             offsets[index] = end
             rows.append((end, address, nbytes, owner))
@@ -66,10 +65,3 @@ class CopyMemory:
     def release(self) -> None:
         """Releases the memory once no tensor uses it."""
         self.buffer = None
-
-
-def _rank(nbytes: int) -> int:
-    """The rank of a tensor in a shard."""
-    if nbytes % _PAGE_BYTES == 0:
-        return 0
-    return 1 if nbytes % ALIGN_BYTES == 0 else 2

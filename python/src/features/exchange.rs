@@ -11,9 +11,10 @@ use penstock_io::buffer::{CachedMemory, HostRegion, HostRegionMut, IoBuf};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyType};
+use pyo3::types::{PyCapsule, PyString, PyType};
 
 use crate::ids::Ids;
+use crate::tensor;
 
 /// The major version of DLPack whose structures these are.
 const MAJOR: u32 = 1;
@@ -68,6 +69,35 @@ struct Tensor {
     shape: *mut i64,
     strides: *mut i64,
     offset_bytes: u64,
+}
+
+impl Tensor {
+    /// Address of the first item.
+    fn address(&self) -> usize {
+        self.data
+            .expose_provenance()
+            .wrapping_add(self.offset_bytes as usize)
+    }
+
+    /// Sizes and number of the items, if they are contiguous and not none.
+    fn contiguous(&self) -> Option<(&[i64], usize)> {
+        // PyTorch has no list for a tensor without dimensions.
+        let list = |first: *const i64| match self.dimensions {
+            0 => &[][..],
+            // SAFETY: the tensor has so many sizes and strides, which are not changed while the GIL
+            // is held.
+            count => unsafe { std::slice::from_raw_parts(first, count as usize) },
+        };
+        let (sizes, strides) = (list(self.shape), list(self.strides));
+        let mut step = 1;
+        for (&size, &stride) in sizes.iter().zip(strides).rev() {
+            if size < 1 || (size > 1 && stride != step) {
+                return None;
+            }
+            step *= size;
+        }
+        Some((sizes, step as usize))
+    }
 }
 
 #[repr(C)]
@@ -129,7 +159,21 @@ impl Exchange {
         unsafe { self.api.as_ref() }
     }
 
+    /// Whether an object is a tensor, not of a subclass, and none of these methods, which ask
+    /// whether its elements are the negative or the conjugate of those in memory, says yes.
+    fn is_plain(&self, object: &Bound<'_, PyAny>, methods: &[&Bound<'_, PyString>]) -> bool {
+        let no = |method: &&Bound<'_, PyString>| {
+            let answer = object.call_method0(*method);
+            answer.and_then(|yes| yes.is_truthy()).is_ok_and(|yes| !yes)
+        };
+        let tensor_type = self.tensor_type.bind(object.py());
+        object.get_type().is(tensor_type) && methods.iter().all(no)
+    }
+
     /// The properties of a tensor; `None` if it is of a subclass, or no plain tensor of memory.
+    ///
+    /// Its lists and its memory are there until a method of PyTorch is called: many release the
+    /// GIL, and another thread may change the tensor meanwhile.
     fn view(&self, object: &Bound<'_, PyAny>) -> Option<Tensor> {
         if !object.get_type().is(self.tensor_type.bind(object.py())) {
             return None;
@@ -171,6 +215,9 @@ impl Exchange {
         end: u64,
         count_max: usize,
     ) -> Option<(Vec<u64>, Vec<i64>)> {
+        if !self.is_plain(object, &[intern!(object.py(), "is_neg")]) {
+            return None;
+        }
         let tensor = self.view(object)?;
         let Kind { code, bits, lanes } = tensor.kind;
         let is_signed = code == SIGNED;
@@ -178,37 +225,51 @@ impl Exchange {
         if !is_integer || !matches!(bits, 8 | 16 | 32 | 64) || tensor.device != CPU {
             return None;
         }
-        // PyTorch has no list for a tensor without dimensions.
-        let list = |first: *const i64| match tensor.dimensions {
-            0 => &[][..],
-            // SAFETY: the tensor has so many sizes and strides, which are not changed while the GIL
-            // is held.
-            count => unsafe { std::slice::from_raw_parts(first, count as usize) },
-        };
-        let (sizes, strides) = (list(tensor.shape), list(tensor.strides));
-        let mut step = 1;
-        for (&size, &stride) in sizes.iter().zip(strides).rev() {
-            if size < 1 || (size > 1 && stride != step) {
-                return None;
-            }
-            step *= size;
-        }
-        let (count, item_bytes) = (step as usize, usize::from(bits) / 8);
-        // Memory that was released, or whose integers are to be read negated.
-        let is_plain = || {
-            let is_neg = object.call_method0(intern!(object.py(), "is_neg")).ok()?;
-            (!tensor.data.is_null() && !is_neg.is_truthy().ok()?).then_some(())
-        };
-        if count > count_max {
+        let (sizes, count) = tensor.contiguous()?;
+        if count > count_max || tensor.data.is_null() {
             return None;
         }
-        is_plain()?;
-        let address = (tensor.data as usize).wrapping_add(tensor.offset_bytes as usize);
+        let item_bytes = usize::from(bits) / 8;
         // SAFETY: the tensor has these items. The caller keeps it, and nobody else releases its
         // memory while the GIL is held, which is until the region is dropped below.
-        let region = unsafe { HostRegion::contiguous(address, count * item_bytes, Box::new(())) };
+        let region =
+            unsafe { HostRegion::contiguous(tensor.address(), count * item_bytes, Box::new(())) };
         let numbers = Ids::new(region, item_bytes, is_signed).numbers(end).ok()?;
         Some((numbers, sizes.to_vec()))
+    }
+
+    /// The memory of a contiguous tensor of the host, with these sizes and elements of a kind.
+    /// `None` if the object is no such tensor, or rows must not be written to its memory.
+    pub(crate) fn target(
+        &self,
+        object: &Bound<'_, PyAny>,
+        kind: Kind,
+        sizes: &[i64],
+    ) -> Option<HostRegionMut> {
+        let py = object.py();
+        if !self.is_plain(object, &[intern!(py, "is_neg"), intern!(py, "is_conj")]) {
+            return None;
+        }
+        let requires_grad = object.getattr(intern!(py, "requires_grad")).ok()?;
+        // It keeps the memory if the tensor gets another one. It may have been resized to less.
+        let storage = object.call_method0(intern!(py, "untyped_storage")).ok()?;
+        let start = storage.call_method0(intern!(py, "data_ptr")).ok()?;
+        let stored_bytes = storage.call_method0(intern!(py, "nbytes")).ok()?;
+        let (start, stored_bytes) = (start.extract::<usize>().ok()?, stored_bytes.extract().ok()?);
+        let owner = (object, storage).into_pyobject(py).ok()?.into_any();
+        let tensor = self.view(object)?;
+        let (found, count) = tensor.contiguous()?;
+        let bytes = kind.bytes(count as i64)? as usize;
+        let is_stored = tensor.address().checked_sub(start).is_some_and(|first| {
+            first
+                .checked_add(bytes)
+                .is_some_and(|end| end <= stored_bytes)
+        });
+        let is_same = tensor.kind == kind && tensor.device == CPU && found == sizes;
+        if !is_same || !is_stored || requires_grad.is_truthy().ok()? {
+            return None;
+        }
+        tensor::target((tensor.address(), bytes, owner.unbind())).ok()
     }
 
     /// A tensor that has memory, which comes back when the tensor's storage is released.

@@ -16,6 +16,9 @@ use crate::seal::DECOY;
 /// Limit on a shard's header. The safetensors library reads up to 100 MB.
 const HEADER_BYTES_MAX: u64 = 64 << 20;
 
+/// Tensors whose size is a multiple of this begin at multiples of it.
+const LINE_BYTES: u64 = 64;
+
 /// Longest name of a tensor. Escaped, it takes at most six times as many bytes, and fits in a
 /// header alone.
 const NAME_BYTES_MAX: usize = 1 << 20;
@@ -182,21 +185,38 @@ pub fn plan(tensors: &[TensorSpec], shard_bytes: u64, extent_bytes: u64) -> Resu
 
 /// Whole pages first, then cache lines, then the rest by falling element size.
 fn rank_in_file(candidate: &Candidate, tensors: &[TensorSpec]) -> (u8, usize) {
-    const LINE_BYTES: u64 = 64;
-    if candidate.bytes.is_multiple_of(PAGE_BYTES) {
-        (0, 0)
-    } else if candidate.bytes.is_multiple_of(LINE_BYTES) {
-        (1, 0)
-    } else {
-        // Types of odd sizes (a text of five characters) need no alignment.
-        let item_bytes = tensors[candidate.index as usize].item_bytes;
-        let alignment = if item_bytes.is_power_of_two() {
-            item_bytes
-        } else {
-            1
-        };
-        (2, usize::MAX - alignment)
+    let rank = rank_of_size(candidate.bytes);
+    if rank < UNALIGNED {
+        return (rank, 0);
     }
+    // Types of odd sizes (a text of five characters) need no alignment.
+    let item_bytes = tensors[candidate.index as usize].item_bytes;
+    let alignment = if item_bytes.is_power_of_two() {
+        item_bytes
+    } else {
+        1
+    };
+    (rank, usize::MAX - alignment)
+}
+
+const UNALIGNED: u8 = 2;
+
+fn rank_of_size(bytes: u64) -> u8 {
+    if bytes.is_multiple_of(PAGE_BYTES) {
+        0
+    } else if bytes.is_multiple_of(LINE_BYTES) {
+        1
+    } else {
+        UNALIGNED
+    }
+}
+
+/// The order of tensors of these sizes in a shard, as far as sizes decide it: copies of them that
+/// lie in this order, whole pages and lines without gaps, are at the same places in a page.
+pub fn order_of_sizes(sizes: &[u64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    order.sort_by_key(|&index| rank_of_size(sizes[index]));
+    order
 }
 
 fn measure(tensor: &TensorSpec) -> Result<(u64, Carrier)> {

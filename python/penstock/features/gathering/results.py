@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 from typing import TYPE_CHECKING, Any
@@ -54,13 +55,24 @@ class Results:
         elements = np.frombuffer(held, array_kind, count)  # type: ignore[call-overload]
         return elements.reshape(sizes)
 
-    def row_tensors(
+    def small_gathers(
         self, reader: _native.RowReader, row_shape: Sequence[int], times: _native.FileTimes
-    ) -> _native.RowTensors | None:
-        """Gathers rows into tensors whose memory is reused, too; None if this PyTorch cannot."""
-        torch, kind = self._torch()
-        example = torch.empty(0, dtype=kind, device="cpu")
-        return _native.RowTensors.of(reader, torch.Tensor, example, row_shape, self._stock, times)
+    ) -> _native.SmallGathers:
+        """Gathers rows by one call into arrays, whose memory is reused, too."""
+        kind = None
+        # NumPy may have no such type.
+        with contextlib.suppress(MissingDependencyError, ValueError):
+            kind = self._array_kind()
+        return _native.SmallGathers(reader, np.ndarray, kind, row_shape, self._stock, times)
+
+    def add_tensors(self, gathers: _native.SmallGathers) -> None:
+        """Gathers rows into tensors, too, if this PyTorch has functions for that."""
+        try:
+            torch, kind = self._torch()
+        except (MissingDependencyError, ValueError):
+            # There are no such tensors, but the ids may be in one.
+            return
+        gathers.add_tensors(torch.Tensor, torch.empty(0, dtype=kind, device="cpu"))
 
     def _torch(self) -> tuple[Any, torch.dtype]:
         """PyTorch and its name of the elements' type, looked up once."""
@@ -95,7 +107,7 @@ class Results:
                 raise ValueError(f"out: a {layout} tensor: needed is a contiguous plain one")
             kind, is_good = dtypes.torch_names().get(out.dtype, (None,))[0], out.is_contiguous()
             is_good = is_good and out.device.type != "meta" and not out.requires_grad
-            is_good = is_good and not (out.is_conj() or out.is_neg())
+            is_good = is_good and not (out.is_conj() or out.is_neg()) and not _is_cut(out)
             if device is not None and not _is_on(out.device, device):
                 is_good, where = False, f"on {device}"
         elif isinstance(out, np.ndarray):
@@ -120,6 +132,14 @@ class Results:
         except StorageError:
             # Callers hold more than the cache may: further results get memory of their own.
             return _native.reserve(nbytes, 0)
+
+
+def _is_cut(tensor: torch.Tensor) -> bool:
+    """Whether a contiguous tensor's storage on the host was resized to less than it needs."""
+    if not tensor.is_cpu or not tensor.numel():
+        return False
+    end = (tensor.storage_offset() + tensor.numel()) * tensor.itemsize
+    return bool(end > tensor.untyped_storage().nbytes())
 
 
 def _is_on(found: torch.device, wanted: torch.device) -> bool:

@@ -1,4 +1,4 @@
-"""`SmallBatches`: gathers small batches of rows into new tensors."""
+"""`SmallBatches`: gathers small batches of rows by one native call."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.features.gathering.pending import PendingRows
 from penstock.tensors import dtypes
+from penstock.tensors.copying import bump_versions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SmallBatches:
-    """Gathers batches by one native call that makes the tensor, too.
+    """Gathers batches by one native call that reads the ids and makes the result, too.
 
     The usual way takes a dozen calls of PyTorch and NumPy: for a small batch of cached rows, as
     long as to copy the rows.
@@ -35,32 +36,32 @@ class SmallBatches:
         row_shape: Sequence[int],
         files: FileWatch,
     ) -> None:
-        self._reader = reader
         self._results = results
-        self._row_shape = tuple(row_shape)
         self._files = files
-        self._has_asked = False
-        self._is_closed = False
-        self._native: _native.RowTensors | None = None
+        self._has_tensors = False
+        self._native: _native.SmallGathers | None = results.small_gathers(
+            reader, tuple(row_shape), files.times
+        )
 
-    def gather(self, ids: Any) -> Any:
+    def gather(self, ids: Any, out: Any = None) -> Any:
         """The rows of some ids; None, and nothing is done, if the usual way has to be taken."""
-        native = self._native or self._opened(ids)
-        if native is None or self._is_closed or (found := native.gather(ids)) is None:
+        # PyTorch may be imported after the table is open.
+        if not self._has_tensors and (dtypes.is_tensor(ids) or dtypes.is_tensor(out)):
+            self._add_tensors()
+        # Read after that, as the table may have been closed meanwhile.
+        native = self._native
+        if native is None or (found := native.gather(ids, out)) is None:
             return None
         rows, batch = found
+        if out is not None:
+            bump_versions([out])
         return rows if batch is None else PendingRows(batch, rows, self._files.check).result()
+
+    def _add_tensors(self) -> None:
+        if (native := self._native) is not None:
+            self._results.add_tensors(native)
+            self._has_tensors = True
 
     def close(self) -> None:
         """Leaves all batches to the usual way, which raises where the table is closed."""
-        # Another thread may be opening it.
-        self._native, self._is_closed = None, True
-
-    def _opened(self, ids: Any) -> _native.RowTensors | None:
-        # PyTorch may be imported after the table is open.
-        if not self._has_asked and dtypes.is_tensor(ids):
-            self._has_asked = True
-            self._native = self._results.row_tensors(
-                self._reader, self._row_shape, self._files.times
-            )
-        return self._native
+        self._native = None
