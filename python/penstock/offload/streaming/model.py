@@ -188,8 +188,8 @@ def stream(
         for mixture in mixtures:
             route(mixture, experts)
     for index, unit in enumerate(units):
-        for module in unit.modules:
-            UnitUse(module, streamer, index)
+        for place, module in enumerate(unit.modules):
+            UnitUse(module, streamer, index, place)
     for module in model.modules():
         keep_as_it_is(module)
     # Only the model refers to the streamer, and it to the model: both are freed together.
