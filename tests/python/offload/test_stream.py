@@ -84,6 +84,27 @@ def test_generate(tmp_path: Path, how: dict[str, Any], tokens: torch.Tensor) -> 
     assert torch.equal(*found)
 
 
+def test_smaller_blocks_need_less_memory_for_reads(tmp_path: Path, tokens: torch.Tensor) -> None:
+    # Matrices of many pages, as units begin at pages.
+    sizes = SMALL | {"hidden_size": 256, "intermediate_size": 512}
+    model = saved(tmp_path, transformers.LlamaConfig(**sizes))
+    with torch.inference_mode():
+        expected = model(tokens).logits
+    memory_bytes = 4 * least(tmp_path)
+    passing = []
+    for blocks in (None, ["*.self_attn", "*.mlp"], ["*_proj"]):
+        streamed = offload.stream(tmp_path, memory_bytes=memory_bytes, blocks=blocks)
+        with torch.inference_mode():
+            for _ in range(3):
+                assert torch.equal(streamed(tokens).logits, expected)
+        told = offload.report(streamed)
+        assert told.resident_bytes + told.passing_bytes <= memory_bytes
+        passing.append(told.pass_bytes)
+    assert passing[0] > passing[1] > passing[2] > 0
+    with pytest.raises(ValueError, match=r"no module '\*_prok'"):
+        offload.stream(tmp_path, memory_bytes=memory_bytes, blocks=["*_prok"])
+
+
 GUESSES: dict[str, Any] = {
     "none": lambda _: {},
     "by the text before": lambda _: {"prompt_lookup_num_tokens": 4},

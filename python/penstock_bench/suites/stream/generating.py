@@ -65,7 +65,7 @@ def _make(job: dict[str, Any]) -> None:
 
 
 def _repeat(model: Any) -> None:
-    """Has each token followed by the next in its group of 16, so that guesses can be right.
+    """After each token the next one of its 16 becomes the likeliest, so that guesses can be right.
 
     Random weights alone make text that does not repeat.
     """
