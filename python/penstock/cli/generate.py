@@ -66,6 +66,13 @@ class _TokenIds(_Ids):
 @click.option("--prompt-ids", type=_TokenIds(), help="Tokens to continue, by number: 1,2,3.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=64, show_default=True)
 @click.option(
+    "--lookup",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Guess up to so many tokens from the text so far, and check them in one pass.",
+)
+@click.option(
     "--temperature",
     type=Finite(min=0),
     default=0.0,
@@ -85,6 +92,7 @@ def generate(
     prompt: str | None,
     prompt_ids: list[int] | None,
     max_new_tokens: int,
+    lookup: int,
     temperature: float,
     top_p: float | None,
     seed: int | None,
@@ -135,6 +143,7 @@ def generate(
                 tokens,
                 attention_mask=torch.ones_like(tokens),
                 max_new_tokens=max_new_tokens,
+                prompt_lookup_num_tokens=lookup or None,
                 streamer=told,
                 **how,
             )[0].tolist()
@@ -244,7 +253,7 @@ def _streamer(tokenizer: Any, *, is_quiet: bool) -> Any:
     class Ids(Timed, BaseStreamer):
         def put(self, value: Any) -> None:
             if self.note() and not is_quiet:
-                click.echo(f"{value.item()} ", nl=False)
+                click.echo("".join(f"{one} " for one in value.flatten().tolist()), nl=False)
 
         def end(self) -> None:
             if not is_quiet:

@@ -17,7 +17,7 @@ from penstock.errors import MissingDependencyError
 from penstock_bench.cli import outputs
 from penstock_bench.cli.outputs import output_option, print_headlines, print_remarks, report_option
 from penstock_bench.harness.running import unused
-from penstock_bench.peers.stream import GENERATORS, OURS
+from penstock_bench.peers.stream import GENERATORS, OURS, RESIDENT
 from penstock_bench.results.spread import known_spread, spread
 from penstock_bench.suites.stream import stream, tokens
 from penstock_bench.suites.stream.stream import SIZES, Plan, Stream
@@ -47,6 +47,13 @@ _TIMES_WEIGHTS = 2.2
 )
 @click.option("--limit", type=BYTE_COUNT, help="Memory of each process. [half of the model]")
 @click.option("--tokens", "count", type=click.IntRange(2), default=12, show_default=True)
+@click.option(
+    "--lookup",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Guess up to so many tokens from those before, and check them in one pass, all alike.",
+)
 @click.option("--rounds", type=click.IntRange(1), default=_ROUNDS, show_default=True)
 @click.option(
     "--timeout", type=Finite(min=1), default=900.0, show_default=True, help="Of a process."
@@ -60,6 +67,7 @@ def bench_stream(
     names: list[str],
     limit: int | None,
     count: int,
+    lookup: int,
     rounds: int,
     timeout: float,
     output: Path | None,
@@ -84,10 +92,12 @@ def bench_stream(
     outputs.check_room(place, needed, what, "a smaller --model")
     present = outputs.installed(names, GENERATORS)
     plan = Plan(
-        work=unused(place), size=model, names=present, rounds=rounds, tokens=count,
+        work=unused(place), size=model, names=present, rounds=rounds, tokens=count, lookup=lookup,
         limit_bytes=limit, timeout_seconds=timeout,
     )  # fmt: skip
-    settings = {"model": model, "tokens": count, "rounds": rounds, "by": ",".join(present)}
+    settings = {
+        "model": model, "tokens": count, "lookup": lookup, "rounds": rounds, "by": ",".join(present)
+    }  # fmt: skip
     results = outputs.started("stream", place, settings)
     with outputs.reported(results, _print, output=output, report=report, as_json=as_json):
         working.worked(plan.work, lambda say: Stream(plan, results, say).run(), is_quiet=as_json)
@@ -125,7 +135,9 @@ def _print(results: Results) -> None:
         for one in results.of(tokens.CASE, OURS)
         if one.memory_over_bytes and one.budget_bytes
     ]
+    pass_tokens = [one.pass_tokens for one in results.of(tokens.CASE, OURS) if one.pass_tokens]
     for sentence, form, values in (
+        ("a pass gives {} tokens", ".2f", pass_tokens if results.settings["lookup"] else []),
         ("fio reads the files at {} GB/s", ".2f", read),
         (
             f"{OURS} has {{}} of what reading or computing allows",
@@ -138,6 +150,11 @@ def _print(results: Results) -> None:
             tokens.first_of_pass(results),
         ),
         ("its memory is {} of its budget", ".3f", memory),
+        *(
+            (f"a GB read takes {by} {{}} s of a processor", ".3f", seconds)
+            for by in tokens.token_rates(results)
+            if by != RESIDENT and (seconds := tokens.cpu_seconds_per_gb(results, by))
+        ),
     ):
         if found := spread(values):
             out.print(sentence.format(found.with_range(form)))

@@ -68,11 +68,16 @@ class Resident(Generator):
 class Ours(Generator):
     """`penstock.offload.stream`: the files as they are."""
 
+    def __init__(self, *, blocks: tuple[str, ...] | None = None) -> None:
+        self._blocks = blocks
+
     def open(self, setting: Setting) -> Any:
         """Reading begins."""
         from penstock import offload
 
-        self._model = offload.stream(setting.model, memory_bytes=setting.memory_bytes)
+        self._model = offload.stream(
+            setting.model, memory_bytes=setting.memory_bytes, blocks=self._blocks
+        )
         return self._model
 
     def report(self) -> dict[str, Any]:
@@ -117,9 +122,10 @@ class Accelerate(Generator):
             model: Any = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, dtype=config.dtype
             )
-        return accelerate.disk_offload(
-            model.eval(), setting.place, execution_device=torch.device("cpu")
-        )
+        host = torch.device("cpu")
+        # Transformers sends guessed tokens to the device of the first parameter: meta here.
+        model.__class__ = type(type(model).__name__, (type(model),), {"device": host})
+        return accelerate.disk_offload(model.eval(), setting.place, execution_device=host)
 
 
 class AirLlm(Generator):
@@ -231,6 +237,12 @@ GENERATORS = {
         is_limited=False,
     ),
     OURS: _entry("Ours", "transformers", "penstock.offload.stream"),
+    "penstock-fine": _entry(
+        "Ours",
+        "transformers",
+        "the same with each matrix as a block, blocks=['*_proj']",
+        options={"blocks": ("*_proj",)},
+    ),
     "accelerate": _entry(
         "Accelerate", "accelerate", "disk_offload, from its own files", has_files=True
     ),

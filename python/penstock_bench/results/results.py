@@ -71,8 +71,9 @@ class Measurement:
         synced_by: Who made what was written durable.
         resident_fraction: Of checkpoints, the part of the files in the page cache: after the write,
             or before the read.
-        token_seconds: Of generated text, the median of what each token behind the first took.
+        token_seconds: Of generated text, the median pass behind the first, for each of its tokens.
         first_token_seconds: From the call to the first token.
+        pass_tokens: Tokens of each pass behind the first, on average.
         pass_bytes: What each pass through the model reads, where that is known.
         routed_bytes: Of what was read, or was in memory, the experts that routers chose.
         written_bytes: What the process wrote to storage, from its beginning.
@@ -108,6 +109,7 @@ class Measurement:
     resident_fraction: float | None = None
     token_seconds: float | None = None
     first_token_seconds: float | None = None
+    pass_tokens: float | None = None
     pass_bytes: int | None = None
     routed_bytes: int | None = None
     written_bytes: int | None = None

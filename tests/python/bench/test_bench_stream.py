@@ -50,7 +50,7 @@ def saved(directory: Path) -> Path:
 
 def test_a_process_tells_what_its_model_did(tmp_path: Path) -> None:
     model = saved(tmp_path / "model")
-    job = {"prompt": [1, 2, 3], "tokens": 4}
+    job = {"prompt": [1, 2, 3], "tokens": 4, "lookup": 0}
     found = {}
     for name in (RESIDENT, OURS):
         generator = GENERATORS[name].make()
@@ -59,10 +59,23 @@ def test_a_process_tells_what_its_model_did(tmp_path: Path) -> None:
     ours, resident = found[OURS], found[RESIDENT]
     assert ours["logits"] == resident["logits"]
     assert len(ours["logits"]) == 4
-    assert len(ours["token_seconds"]) == 3
+    assert len(ours["pass_seconds"]) == 3
+    assert ours["pass_tokens"] == [1, 1, 1]
     assert 0 < ours["first_token_seconds"] <= ours["seconds"]
     assert ours["pass_bytes"] > 0
     assert ours["memory_peak_bytes"] > 50 * MIB
+
+
+def test_tokens_that_are_guessed_come_several_in_a_pass(tmp_path: Path) -> None:
+    whole = transformers.AutoModelForCausalLM.from_pretrained(saved(tmp_path))
+    generating._repeat(whole)
+    whole.save_pretrained(tmp_path)
+    generator = GENERATORS[OURS].make()
+    opened = generator.open(Setting(str(tmp_path), str(tmp_path), 400_000))
+    found = generating._generate(opened, {"prompt": [21, 22], "tokens": 40, "lookup": 8})
+    assert len(found["logits"]) == 40
+    assert len(found["pass_seconds"]) == len(found["pass_tokens"]) < 20
+    assert max(found["pass_tokens"]) == 9
 
 
 def test_sizes_are_what_is_made_of_them(tmp_path: Path) -> None:
@@ -95,6 +108,18 @@ def test_what_comes_of_rounds() -> None:
     assert tokens.token_roofline(made) == pytest.approx(2.0)
     assert tokens.first_of_pass(made) == pytest.approx([1.1] * 3)
     assert tokens.times_of(made, "accelerate") == pytest.approx([8.0] * 3)
+    # A second of 5 is what computing takes.
+    for by, cpu_seconds in ((RESIDENT, 1.0), ("accelerate", 5.0)):
+        for one in made.of(tokens.CASE, by):
+            one.cpu_seconds, one.nbytes = cpu_seconds, 2 * 10**9 * (by != RESIDENT)
+    assert tokens.cpu_seconds_per_gb(made, "accelerate") == pytest.approx([2.0] * 3)
+    assert tokens.cpu_seconds_per_gb(made, RESIDENT) == []
+    # A pass that gives two tokens reads half as much for each.
+    for one in made.of(tokens.CASE, OURS):
+        one.pass_tokens = 2.0
+    assert tokens.of_roofline(made) == pytest.approx([0.4] * 3)
+    for one in made.of(tokens.CASE, OURS):
+        one.pass_tokens = None
     # Where computing takes longer than reading, that counts.
     for one in made.of(tokens.CASE, RESIDENT):
         one.token_seconds = 0.6
@@ -109,7 +134,8 @@ def canned(name: str) -> dict[str, Any]:
         "open_seconds": 1.0,
         "seconds": 4.0,
         "first_token_seconds": 2.0,
-        "token_seconds": [1.0, 1.0],
+        "pass_seconds": [1.0, 1.0],
+        "pass_tokens": [1, 1],
         "cpu_seconds": 1.0,
         "read_bytes": 10,
         "written_bytes": 0,

@@ -78,6 +78,19 @@ def test_tokens_come_and_what_they_took_fits_a_terminal(run: Any, model: Path) -
     assert 0 < told["first_token_seconds"] <= told["seconds"]
 
 
+def test_tokens_that_are_guessed_take_fewer_passes(run: Any, model: Path) -> None:
+    given = (model, "--memory", "300kB", "--prompt-ids", "1,2,3", "--max-new-tokens", 20)
+    code, out, _ = run(*given, "--lookup", 5)
+    assert code == 0
+    assert list(map(int, out.partition("\n\n")[0].split())) == expected(model, [1, 2, 3], 20)
+    passes = {
+        count: json.loads(run(*given, "--lookup", count, "--json")[1])["report"]["passes"]
+        for count in (0, 5)
+    }
+    assert passes[0] == 20
+    assert passes[5] < 20
+
+
 def test_text_goes_on_and_steers_no_terminal(run: Any, model: Path, tmp_path: Path) -> None:
     for file in model.iterdir():
         (tmp_path / file.name).symlink_to(file)

@@ -84,6 +84,68 @@ def test_generate(tmp_path: Path, how: dict[str, Any], tokens: torch.Tensor) -> 
     assert torch.equal(*found)
 
 
+def test_smaller_blocks_need_less_memory_for_reads(tmp_path: Path, tokens: torch.Tensor) -> None:
+    # Matrices of many pages, as units begin at pages.
+    sizes = SMALL | {"hidden_size": 256, "intermediate_size": 512}
+    model = saved(tmp_path, transformers.LlamaConfig(**sizes))
+    with torch.inference_mode():
+        expected = model(tokens).logits
+    memory_bytes = 4 * least(tmp_path)
+    passing = []
+    for blocks in (None, ["*.self_attn", "*.mlp"], ["*_proj"]):
+        streamed = offload.stream(tmp_path, memory_bytes=memory_bytes, blocks=blocks)
+        with torch.inference_mode():
+            for _ in range(3):
+                assert torch.equal(streamed(tokens).logits, expected)
+        told = offload.report(streamed)
+        assert told.resident_bytes + told.passing_bytes <= memory_bytes
+        passing.append(told.pass_bytes)
+    assert passing[0] > passing[1] > passing[2] > 0
+    with pytest.raises(ValueError, match=r"no module '\*_prok'"):
+        offload.stream(tmp_path, memory_bytes=memory_bytes, blocks=["*_prok"])
+
+
+GUESSES: dict[str, Any] = {
+    "none": lambda _: {},
+    "by the text before": lambda _: {"prompt_lookup_num_tokens": 4},
+    "by a draft that guesses right": lambda draft: {"assistant_model": draft},
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama, tied"])
+def test_a_pass_over_the_weights_serves_all_tokens_that_were_guessed(
+    tmp_path: Path, kind: str
+) -> None:
+    """Greedy decoding gives the tokens of the model in memory, with fewer passes and bytes."""
+    config = CONFIGS[kind]()
+    config.eos_token_id, config.dtype = None, torch.float32
+    model = saved(tmp_path, config)
+    how: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+    prompt = torch.tensor([[5, 6, 7, 8] * 3])
+    expected = model.generate(prompt, **how)
+    # As a draft it knows the answer, however small the chance that it gives it.
+    model.generation_config.assistant_confidence_threshold = 0.0
+    passes, read_bytes = {}, {}
+    for name, guess in GUESSES.items():
+        streamed = offload.stream(tmp_path, memory_bytes=2 * least(tmp_path))
+        with torch.inference_mode():
+            # Reads the weights that stay.
+            streamed(prompt)
+        before = offload.report(streamed)
+        assert before.pass_bytes > 0
+        assert torch.equal(streamed.generate(prompt, **how, **guess(model)), expected)
+        told = offload.report(streamed)
+        passes[name] = told.passes - before.passes
+        read_bytes[name] = told.read_bytes - before.read_bytes
+        # The last pass also reads ahead; the first found what another one had read ahead.
+        assert abs(read_bytes[name] - passes[name] * told.pass_bytes) <= told.passing_bytes
+    assert passes["none"] == 24
+    # Weights of chance go round and round, which is what the text before foretells.
+    assert passes["by the text before"] <= 16
+    assert passes["by a draft that guesses right"] <= 3
+    assert read_bytes["none"] > read_bytes["by the text before"]
+
+
 @pytest.fixture
 def tower(tmp_path: Path) -> tuple[Tower, Path]:
     torch.manual_seed(1)

@@ -96,6 +96,7 @@ STRATEGIES: dict[str, Any] = {
         "do_sample": True,
     },
     "by the prompt": lambda _: {**one_row(), "prompt_lookup_num_tokens": 2},
+    "by its first blocks": lambda _: {**one_row(), "assistant_early_exit": 2},
     "a cache of fixed size": lambda _: {**padded(), "cache_implementation": "static"},
     "from nothing": lambda _: {"bos_token_id": 1},
 }

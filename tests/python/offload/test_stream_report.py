@@ -38,14 +38,15 @@ def streamed(tmp_path: Path) -> Stack:
 
 def test_a_report_holds_a_pass_against_what_it_takes_at_least(streamed: Stack) -> None:
     told = offload.report(streamed)
-    assert (told.uses, told.pass_seconds, told.first_pass_seconds) == (0, None, None)
+    assert (told.uses, told.passes, told.pass_seconds) == (0, 0, None)
+    assert told.first_pass_seconds is None
     assert told.of_roofline is None
     assert "weights" in str(told)
     with torch.inference_mode():
         for _ in range(4):
             streamed(torch.ones(1, 64))
     told = offload.report(streamed)
-    assert told.uses == 24
+    assert (told.uses, told.passes) == (24, 4)
     assert told.hits <= 24
     assert told.first_pass_seconds > 0
     # Beside the measured times: a part of one, and a ratio of reported values.
@@ -68,14 +69,17 @@ def test_a_report_holds_a_pass_against_what_it_takes_at_least(streamed: Stack) -
 def test_a_pass_ends_where_the_next_one_begins() -> None:
     passes = ForwardPasses()
     assert passes.usual is None
+    begun = []
     for number in range(4):
-        for index in (5, 1):
-            passes.called(index)
+        # The last module shares a tensor with the first one, so both are of one unit.
+        for index, place in ((5, 0), (1, 0), (5, 1)):
+            begun.append(passes.called(index, place))
             passes.took(computing_seconds=float(number))
             passes.took(stalled_seconds=0.5)
-    assert passes.first == ForwardPass(0.0, 1.0)
+    assert begun == [True, False, False] * 4
+    assert passes.first == ForwardPass(0.0, 1.5)
     # The last pass may not be over.
-    assert passes.usual == ForwardPass(3.0, 1.0)
+    assert passes.usual == ForwardPass(4.5, 1.5)
 
 
 def test_passes_count_anew_where_a_share_has_changed(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Times of passes through a model, and the speed of storage meanwhile."""
+"""Counters and times of passes through a model, and the speed of storage meanwhile."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.common import tracing
@@ -16,6 +17,25 @@ if TYPE_CHECKING:
 
 _PASSES_MAX = 1000
 """The number of passes kept, the newest ones."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counters since the model was made.
+
+    Attributes:
+        read_bytes: Bytes read from storage.
+        stalled_seconds: Seconds that calls of blocks have waited for their weights.
+        uses: Calls of blocks, and of the modules beside them.
+        hits: Calls of these whose weights were in memory.
+        passes: Passes begun, each with a call of the module that was called first.
+    """
+
+    read_bytes: int = 0
+    stalled_seconds: float = 0.0
+    uses: int = 0
+    hits: int = 0
+    passes: int = 0
 
 
 class ForwardPass(NamedTuple):
@@ -36,7 +56,7 @@ class ForwardPass(NamedTuple):
 
 
 class ForwardPasses:
-    """The passes of a model: a pass ends when the unit called first is called again.
+    """The passes of a model: a pass ends when the module called first is called again.
 
     Attributes:
         first: Times of the first pass, which also reads resident weights; None before its end.
@@ -45,15 +65,21 @@ class ForwardPasses:
     def __init__(self) -> None:
         self.first: ForwardPass | None = None
         self._later: deque[ForwardPass] = deque(maxlen=_PASSES_MAX)
-        self._begins_with: int | None = None
+        self._begins_with: tuple[int, int] | None = None
         self._computed = self._stalled = 0.0
 
-    def called(self, index: int) -> None:
-        """Notes the call of a unit, which may begin a new pass."""
+    def called(self, index: int, place: int) -> bool:
+        """Notes the call of a unit's module; returns whether it begins a pass.
+
+        Modules of a unit are told apart: the first and the last module called may share a tensor.
+        """
         if self._begins_with is None:
-            self._begins_with = index
-        elif index == self._begins_with and self._computed + self._stalled > 0:
-            self._end()
+            self._begins_with = index, place
+            return True
+        if (index, place) != self._begins_with or not self._computed + self._stalled:
+            return False
+        self._end()
+        return True
 
     def took(self, *, computing_seconds: float = 0.0, stalled_seconds: float = 0.0) -> None:
         """Adds the times of a call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -88,8 +89,9 @@ def stream(
         key: Key of a checkpoint's state under which the parameters are, as ``"model"``; empty if
             they are the state itself. Default: the place that has all of them.
         blocks: Names of the modules whose weights are loaded and dropped together, in the order of
-            their calls. Default: modules that transformers never splits, or the members of the
-            outermost `torch.nn.ModuleList`.
+            their calls, or patterns of names such as ``"*_proj"``. Smaller ones need less memory
+            for reads, but nothing may use their weights except calls of them. Default: modules that
+            transformers never splits, or the members of the outermost `torch.nn.ModuleList`.
         io: Reads; default: a `TensorIO` with default settings.
         device: Device that computes and whose memory `memory_bytes` limits, as ``"cuda"``; default:
             the host. Weights pass through pinned memory of ``io`` and are copied while the GPU
@@ -188,8 +190,8 @@ def stream(
         for mixture in mixtures:
             route(mixture, experts)
     for index, unit in enumerate(units):
-        for module in unit.modules:
-            UnitUse(module, streamer, index)
+        for place, module in enumerate(unit.modules):
+            UnitUse(module, streamer, index, place)
     for module in model.modules():
         keep_as_it_is(module)
     # Only the model refers to the streamer, and it to the model: both are freed together.
@@ -387,8 +389,12 @@ def _members(model: Any) -> list[str]:
 
 
 def _checked(model: Any, blocks: list[str]) -> list[str]:
-    known = {name for name, _ in model.named_modules()}
+    """The names of blocks, with those of modules in place of patterns."""
+    known = {name: None for name, _ in model.named_modules()}
+    found: list[str] = []
     for name in blocks:
-        if name not in known:
+        named = [name] if name in known else fnmatch.filter(known, name)
+        if not named:
             raise ValueError(f"blocks: the model has no module {name!r}")
-    return blocks
+        found += named
+    return found

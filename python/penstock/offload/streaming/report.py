@@ -29,6 +29,8 @@ class StreamReport:
         stalled_seconds: Seconds that calls have waited for weights so far.
         uses: Calls of blocks, and of the modules beside them.
         hits: Calls of these whose weights were in memory.
+        passes: Passes begun. `generate` of transformers makes one for each token, fewer if it
+            checks guessed tokens.
         first_pass_seconds: Seconds of the first pass; None before it is over.
         pass_seconds: Seconds of a pass: the sum of its calls.
         computing_seconds: Seconds of a pass that its calls do not wait for weights.
@@ -49,6 +51,7 @@ class StreamReport:
     stalled_seconds: float
     uses: int
     hits: int
+    passes: int
     first_pass_seconds: float | None
     pass_seconds: float | None
     computing_seconds: float | None
@@ -79,7 +82,7 @@ class StreamReport:
             f"weights  {_gb(self.weight_bytes)}: {_gb(self.resident_bytes)} stay,"
             f" {_gb(self.passing_bytes)} for what passes through",
             f"reads    {_gb(self.read_bytes)}, {_gb(self.pass_bytes)} a pass, {self._way}",
-            f"calls    {self.uses}, of {self.hits} the weights were there;"
+            f"calls    {self.uses} in {self.passes} passes, of {self.hits} the weights were there;"
             f" {self.stalled_seconds:.2f} s waited",
         ]
         if self.roofline_seconds is not None and self.of_roofline is not None:
@@ -126,6 +129,7 @@ def report_of(streamer: Streamer, gb_per_second: float | None) -> StreamReport:
         + (0.0 if experts is None else experts.counts.stalled_seconds),
         uses=counts.uses,
         hits=counts.hits,
+        passes=counts.passes,
         first_pass_seconds=first and first.seconds,
         pass_seconds=usual and usual.seconds,
         computing_seconds=usual and usual.computing_seconds,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.common import tracing
 from penstock.errors import PenstockError, TransferError, UnsupportedStateError
-from penstock.offload.streaming.forward_passes import ForwardPasses, ReadSpeed
+from penstock.offload.streaming.forward_passes import Counts, ForwardPasses, ReadSpeed
 from penstock.offload.streaming.module_hooks import UnitCall, UnitCalls
 from penstock.offload.streaming.weights.bound_weights import (
     bind,
@@ -46,23 +46,6 @@ if TYPE_CHECKING:
 
 _SURROUNDINGS_MAX = 4
 """Units whose surrounding bytes (the rest of their chunks) are in memory at a time, at most."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """Counters since the model was made.
-
-    Attributes:
-        read_bytes: Bytes read from storage.
-        stalled_seconds: Seconds that calls of blocks have waited for their weights.
-        uses: Calls of blocks, and of the modules beside them.
-        hits: Calls of these whose weights were in memory.
-    """
-
-    read_bytes: int = 0
-    stalled_seconds: float = 0.0
-    uses: int = 0
-    hits: int = 0
 
 
 @dataclass(eq=False)
@@ -226,8 +209,10 @@ class Streamer:
 
     # ---- Called by the hooks
 
-    def enter(self, index: int) -> None:
+    def enter(self, index: int, place: int) -> None:
         """Loads a unit's weights, and keeps them until it is left as often as it was entered.
+
+        ``place`` is that of the called module among those of the unit.
 
         The caller leaves it, even if this raises, with `leave` or with `go_back` to its earlier
         `depth`.
@@ -253,7 +238,7 @@ class Streamer:
             self.counts.uses += 1
             self.counts.hits += is_hit
             self.counts.stalled_seconds += stalled_seconds
-            self.passes.called(index)
+            self.counts.passes += self.passes.called(index, place)
             self.passes.took(stalled_seconds=stalled_seconds)
             self._read_ahead()
         self._calls.stalled(stalled_seconds)

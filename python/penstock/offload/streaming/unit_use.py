@@ -18,9 +18,10 @@ _KEPT = "_penstock_is_streamed"
 class UnitUse:
     """Loads the weights of a unit before each call of a module, and leaves the unit after it."""
 
-    def __init__(self, module: Any, streamer: Streamer, index: int) -> None:
+    def __init__(self, module: Any, streamer: Streamer, index: int, place: int) -> None:
         self._streamer = streamer
         self._index = index
+        self._place = place
         # Only code between the hooks is compiled.
         disable = dtypes.import_torch().compiler.disable
         module.register_forward_pre_hook(disable(self.before), prepend=True, with_kwargs=True)
@@ -52,7 +53,7 @@ class UnitUse:
         # registered later.
         if next(reversed(module._forward_hooks)) != self._behind_id:
             module._forward_hooks.move_to_end(self._behind_id)
-        self._streamer.enter(self._index)
+        self._streamer.enter(self._index, self._place)
 
     def behind(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
         """Runs after a call: leaves the unit."""

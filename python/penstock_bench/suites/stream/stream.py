@@ -59,7 +59,8 @@ def weight_bytes(size: str) -> int:
 class Plan:
     """The measurements to make.
 
-    The limit is the memory of each process; None for half of the model.
+    The limit is the memory of each process; None for half of the model. Up to `lookup` tokens are
+    guessed from those before and checked in one pass; 0 for a pass of each token.
     """
 
     work: Path
@@ -67,6 +68,7 @@ class Plan:
     names: list[str]
     rounds: int
     tokens: int
+    lookup: int
     limit_bytes: int | None
     timeout_seconds: float
 
@@ -89,13 +91,15 @@ class Stream:
         model, toy = self.plan.work / "model", self.plan.work / "toy"
         for size, directory in (("toy", toy), (self.plan.size, model)):
             self.progress(f"making the model {size}")
-            made = self._child({"directory": str(directory), "config": SIZES[size]})
+            job = {"directory": str(directory), "config": SIZES[size]}
+            made = self._child(job | {"is_repeating": self.plan.lookup > 0})
             if "error" in made:
                 raise BenchError(f"making the model {size}: {made['error']}")
         weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
         self._limit_bytes = self.plan.limit_bytes or weights // 2
         self.results.settings |= {"weight_bytes": weights, "limit_bytes": self._limit_bytes}
-        self.results.cases = {CASE: {"pattern": CASE, "size": self.plan.size}}
+        case = {"pattern": CASE, "size": self.plan.size, "lookup": self.plan.lookup}
+        self.results.cases = {CASE: case}
         self._look_at_libraries(toy)
         for number in range(self.plan.rounds):
             for name in rotated(self.plan.names, number):
@@ -143,7 +147,9 @@ class Stream:
         if self._logits is None or name == RESIDENT:
             self._logits = found["logits"]
         equal = sum(a == b for a, b in zip(self._logits, found["logits"], strict=True))
-        later = found["token_seconds"]
+        # Tokens of a pass come together: they share its time.
+        pass_tokens = statistics.mean(found["pass_tokens"] or [1])
+        passes = found["pass_seconds"] or [found["first_token_seconds"]]
         made = Measurement(
             case=CASE,
             by=name,
@@ -158,7 +164,8 @@ class Stream:
             notes=found.get("notes", []),
             checked=equal,
             first_token_seconds=found["first_token_seconds"],
-            token_seconds=statistics.median(later) if later else found["first_token_seconds"],
+            token_seconds=statistics.median(passes) / pass_tokens,
+            pass_tokens=pass_tokens,
             memory_peak_bytes=found["memory_peak_bytes"],
             memory_over_bytes=found["memory_peak_bytes"] - self._library_bytes,
             budget_bytes=self._budget_bytes,
@@ -187,6 +194,7 @@ class Stream:
             "group": None,
             "prompt": [1 + 7919 * index % (vocabulary - 1) for index in range(_PROMPT_TOKENS)],
             "tokens": tokens,
+            "lookup": self.plan.lookup,
         }
         os.sync()
         files = [path for path in self.plan.work.rglob("*") if path.is_file()]

@@ -61,12 +61,22 @@ def times_of(results: Results, by: str) -> list[float]:
     ]
 
 
+def cpu_seconds_per_gb(results: Results, by: str) -> list[float]:
+    """Processor time beyond that of the model in memory, of each GB read, round by round."""
+    resident = {one.round_index: one.cpu_seconds for one in results.of(CASE, RESIDENT)}
+    return [
+        (one.cpu_seconds - resident[one.round_index]) / one.nbytes * 1e9
+        for one in results.of(CASE, by)
+        if one.nbytes and one.round_index in resident
+    ]
+
+
 def _roofline_seconds(results: Results) -> dict[int, float]:
-    """The least seconds of a pass by round: of its reads, or of its computation."""
+    """The least seconds of a token by round: of reading its part of a pass, or of computing it."""
     found = {}
     for ours, fio, resident in _together(results):
         if ours.pass_bytes is not None and resident.token_seconds:
-            read = ours.pass_bytes / fio / 1e9
+            read = ours.pass_bytes / fio / 1e9 / (ours.pass_tokens or 1)
             found[ours.round_index] = max(read, resident.token_seconds)
     return found
 

@@ -117,8 +117,7 @@ def shared_out(
     ring_bytes = min(_RING_UNITS * largest_bytes, left // PAGE_BYTES * PAGE_BYTES)
     blocks = [index for index, unit in enumerate(units) if unit.is_block]
     if blocks:
-        count = (left - ring_bytes) // max(sizes[index] for index in blocks)
-        passing -= _evenly_spaced(blocks, min(len(blocks), count))
+        passing -= _evenly_spread({index: sizes[index] for index in blocks}, left - ring_bytes)
     resident = set(range(len(units))) - passing
     resident_bytes = sum(sizes[index] for index in resident)
     slot_count = slots.count_in(memory_bytes - held_bytes - resident_bytes - ring_bytes)
@@ -154,11 +153,19 @@ def _used_meanwhile(units: list[Unit]) -> set[int]:
     }
 
 
-def _evenly_spaced(indices: list[int], count: int) -> set[int]:
-    """Picks that many of the indices, evenly."""
-    total = len(indices)
-    return {
-        index
-        for place, index in enumerate(indices)
-        if (place + 1) * count // total > place * count // total
-    }
+def _evenly_spread(sizes: dict[int, int], room_bytes: int) -> set[int]:
+    """Picks indices whose sizes fit into some room, as many bytes of each part of the order."""
+    total_bytes = sum(sizes.values())
+    picked: set[int] = set()
+    passed_bytes = picked_bytes = 0
+    for index, nbytes in sizes.items():
+        passed_bytes += nbytes
+        if picked_bytes + nbytes <= room_bytes * passed_bytes // total_bytes:
+            picked.add(index)
+            picked_bytes += nbytes
+    # Smaller ones may fit into the rest.
+    for index in sorted(sizes.keys() - picked, key=lambda index: (-sizes[index], index)):
+        if picked_bytes + sizes[index] <= room_bytes:
+            picked.add(index)
+            picked_bytes += sizes[index]
+    return picked
