@@ -14,8 +14,7 @@ RUST_PACKAGES := -p penstock-keys -p penstock-cuda -p penstock-cuda-fake -p pens
 # Runs tests under a filter that refuses io_uring, which `cargo test` has compiled with the examples.
 WITHOUT_IO_URING := --config 'target."cfg(all())".runner = "target/debug/examples/without_io_uring"'
 # Those of penstock-io and penstock-bench, and one of penstock-gather.
-ENGINE_TESTS := $(addprefix --test ,arrays conformance executor file_systems files gather gpu jobs \
-	long_transfers refused regions staging trace)
+ENGINE_TESTS := $(addprefix --test ,engines executor gather measurements memory refused trace)
 # Parallel test processes: each starts ranks of its own, some gigabytes. An idle process takes tests from
 # the one with most left, in the order of the files, so that tests which share ranks and models stay
 # together. One more than there are cores, as many tests wait for a disk or for other processes.
@@ -104,8 +103,8 @@ test-slow-rust: test-toolchain | objects-server
 	PENSTOCK_TORTURE_STRIDE=8 PENSTOCK_TORTURE_FAULTS=8 \
 		cargo test --locked $(RUST_PACKAGES) --test objects_explorer -- no_fault
 	PENSTOCK_TORTURE_STORE=google PENSTOCK_TORTURE_STRIDE=8 PENSTOCK_TORTURE_FAULTS=8 \
-		cargo test --locked $(RUST_PACKAGES) --test objects_explorer --test mirror -- \
-		--skip every_mutant
+		cargo test --locked $(RUST_PACKAGES) --test objects_explorer --test buckets -- \
+		--skip every_mutant --skip objects:: --skip requests::
 
 test-slow-python: $(VENV)/.develop $(NATIVE) cuda-fake .cache/dlio-venv/.installed
 	scripts/dlio test
@@ -121,7 +120,8 @@ objects-server:
 # compiled for this alone.
 quick: toolchain $(VENV)/.develop $(NATIVE) ## Run the tests that fail most often, in a minute and a half.
 	cargo test --locked $(RUST_PACKAGES) \
-		--test load --test steps --test commit --test crash -- --skip mutant --skip large --skip after_a_death
+		--test load --test store --test crash -- --skip mutant --skip large --skip after_a_death \
+		--skip care:: --skip concurrency:: --skip save::
 	$(VENV)/bin/python -m pytest -m quick $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 peers-deepspeed: $(VENV)/.develop $(NATIVE) ## Run DeepSpeed's tests of its I/O on ours; WHAT=checkpoints: those of its checkpoints.

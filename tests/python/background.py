@@ -43,7 +43,7 @@ def in_the_way(store, step):
     return path
 
 
-def run_to_its_end(script, *arguments, popen=forks.Popen, **environment):
+def run_to_its_end(script, *arguments, popen=forks.WholePopen, **environment):
     return forks.run(
         ["-c", textwrap.dedent(script), *arguments], popen=popen, env=os.environ | environment
     )

@@ -3,8 +3,12 @@
 Importing PyTorch takes seconds, most tests in a process of their own much less. `run` and `Popen`
 take the arguments of `subprocess` after the interpreter: ``-c CODE``, ``-m MODULE`` or a file, and
 its arguments. Only third-party packages are imported in advance: each process imports Penstock
-anew. A process ends like any other, through the end of the interpreter, and is a child of the
-process that started it, as the server hands it over and tests adopt orphans (`leftovers`).
+anew. A process is a child of the process that started it, as the server hands it over and tests
+adopt orphans (`leftovers`).
+
+A process ends through the end of the interpreter, but leaves what was imported in advance as it is:
+to free PyTorch's objects means to copy the memory that they share with the server, up to half a
+second of processor time. `WholePopen` is for tests of the end itself: its processes free all.
 
 `RankPopen` starts with the imports of ranks and optimizers as well, `GraphPopen` with PyTorch
 Geometric, `ModelPopen` with models of transformers, which take even longer to import, `JaxPopen`
@@ -16,7 +20,9 @@ Not for tests of an interpreter's start, nor for tests without PyTorch.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import gc
 import io
 import json
@@ -89,6 +95,9 @@ IMPORTS_OF_TRAINERS = [
 _REQUEST_BYTES_MAX = 1 << 20
 
 _preloaded: list[str] = []
+
+_shared: list[Any] = []
+"""The modules that a server has imported, by name, and the list itself."""
 
 
 def fork_server(imports: Sequence[str]) -> ForkServerContext:
@@ -175,6 +184,7 @@ class Popen(subprocess.Popen):
     """`subprocess.Popen` for a Python program, without the interpreter in front."""
 
     server = server
+    is_whole = False
 
     def _execute_child(self, args: Sequence[object], *rest: Any) -> None:  # type: ignore[override]
         _, preexec_fn, _, pass_fds, cwd, env, _, _, has_shell, *pipes = rest[:15]
@@ -185,6 +195,7 @@ class Popen(subprocess.Popen):
             "directory": str(cwd or os.getcwd()),
             "environment": dict(os.environ if env is None else env),
             "has_session": has_session,
+            "is_whole": self.is_whole,
         }
         # The child's ends: it reads the first one, and writes the others.
         ends = (pipes[0], pipes[3], pipes[5])
@@ -192,6 +203,12 @@ class Popen(subprocess.Popen):
         self.pid = self.server.fork(request, files)
         self._child_created = True
         self._close_pipe_fds(*pipes)
+
+
+class WholePopen(Popen):
+    """Frees everything at its end, as an interpreter of its own does."""
+
+    is_whole = True
 
 
 class RankPopen(Popen):
@@ -336,10 +353,33 @@ def _imported(names: Sequence[str]) -> socket.socket:
         for number, file in ((1, out), (2, errors)):
             os.dup2(file, number)
             os.close(file)
-    # Forks share these objects, and neither copy nor collect them at their end.
+    # Forks share these objects, and neither copy nor collect them at their end. A frozen list that
+    # holds itself is never freed.
+    _shared[:] = [_shared, {name: sys.modules[name] for name in sys.modules if _is_foreign(name)}]
     gc.collect()
     gc.freeze()
     return pipe
+
+
+def _is_foreign(module: str) -> bool:
+    package = module.partition(".")[0]
+    return package not in sys.stdlib_module_names and package != "__main__"
+
+
+def _leave_shared() -> None:
+    """Takes the shared modules out of the end of the interpreter."""
+    for name in _shared[1]:
+        sys.modules.pop(name, None)
+
+
+def _leave_libraries() -> None:
+    """Lets the process end before the destructors of libraries that the server has loaded.
+
+    Those of libraries loaded later run, in the reverse order of their registration.
+    """
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)
+    libc.__cxa_atexit(libc.fflush, None, None)
 
 
 def _open_streams() -> None:
@@ -362,6 +402,10 @@ def _open_streams() -> None:
 
 def _run(request: dict[str, Any]) -> None:
     """Runs a program as the interpreter would."""
+    if request["is_whole"]:
+        atexit.unregister(_leave_shared)
+    else:
+        _leave_libraries()
     if request["has_session"]:
         os.setsid()
     os.chdir(request["directory"])
@@ -382,6 +426,8 @@ def _run(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    # The first one registered is the last one called.
+    atexit.register(_leave_shared)
     _request: dict[str, Any] = {"imports": sys.argv[1:]}
     while "imports" in _request:
         _request = _serve(_imported(_request["imports"]))

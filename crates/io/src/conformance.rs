@@ -2,8 +2,8 @@
 //!
 //! Each function states one promise of the engine contract and panics where a [`Subject`] breaks
 //! it. The cases here run on any engine, bare or decorated; those in [`faults`] wrap a bare engine
-//! in the decorators for faults and whole transfers. `tests/conformance.rs` runs them on every
-//! backend, buffered and direct; other crates can run them on their engines.
+//! in the decorators for faults and whole transfers. `tests/engines/conformance.rs` runs them on
+//! every backend, buffered and direct; other crates can run them on their engines.
 
 pub mod faults;
 mod subject;

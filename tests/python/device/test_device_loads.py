@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import forks
 import penstock
 from background import run_to_its_end
 from gpu import DRIVER, DTYPES, VARIABLE, GpuTensor, drawn, layouts, same
@@ -420,7 +421,8 @@ def run_apart(script, path, driver):
     if not DRIVER.exists():
         pytest.skip(f"there is no driver for tests at {DRIVER}: make test-python builds it")
     here = DRIVER.parents[2] / "tests/python"
-    ended = run_to_its_end(script, path, here, **{VARIABLE: str(driver)})
+    variables = {VARIABLE: str(driver)}
+    ended = run_to_its_end(script, path, here, popen=forks.Popen, **variables)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

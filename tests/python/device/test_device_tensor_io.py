@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 
+import forks
 import penstock
 from background import run_to_its_end
 from gpu import DRIVER, DTYPES, VARIABLE, drawn, layouts, same
@@ -365,7 +366,8 @@ def run_on_driver(script, path, **environment):
     if not DRIVER.exists():
         pytest.skip(f"there is no driver for tests at {DRIVER}: make test-python builds it")
     here = DRIVER.parents[2] / "tests/python"
-    return run_to_its_end(script, path, here, **{VARIABLE: str(DRIVER)} | environment)
+    variables = {VARIABLE: str(DRIVER)} | environment
+    return run_to_its_end(script, path, here, popen=forks.Popen, **variables)
 
 
 def test_a_fork_moves_what_the_host_has_and_refuses_the_rest(disk_path):

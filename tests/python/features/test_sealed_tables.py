@@ -172,7 +172,8 @@ def test_nothing_that_was_written_is_clear(tmp_path):
     written(tmp_path / "table", rows, **told)
     features.write(tmp_path / "clear", rows, key="paper", **told)
     sealed, clear = bytes_of(tmp_path / "table"), bytes_of(tmp_path / "clear")
-    # A megabyte of ciphertext holds any three bytes by chance in one run of 16: each secret has five or more.
+    # A megabyte of ciphertext holds any three bytes by chance in one run of 16: each secret has
+    # five or more.
     for secret in (b'"paper"', b"secret run", b'"F32"', b"[2000,128]", rows[7].tobytes()):
         assert secret in clear
         assert secret not in sealed

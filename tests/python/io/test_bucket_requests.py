@@ -1,7 +1,7 @@
 """The number of requests, and so of round trips, that calls make to a real bucket server.
 
 The counts are exact, so that one more request fails a test.
-`crates/store/tests/objects_requests.rs` checks the native module alone, with the reason for each
+`crates/store/tests/buckets/requests.rs` checks the native module alone, with the reason for each
 request.
 """
 

@@ -27,6 +27,7 @@ def _run(code: str, *arguments: object) -> tuple[str, str]:
     done = forks.run(
         ["-c", textwrap.dedent(code), *map(str, arguments)],
         timeout=HANG_SECONDS,
+        popen=forks.WholePopen,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
@@ -75,7 +76,7 @@ def test_a_child_of_multiprocessing_finishes_too(tmp_path: Path) -> None:
                 assert child.exitcode == 0, method
         """)
     )
-    done = forks.run([str(program), f"{tmp_path}/"], timeout=HANG_SECONDS)
+    done = forks.run([str(program), f"{tmp_path}/"], timeout=HANG_SECONDS, popen=forks.WholePopen)
     assert done.returncode == 0, done.stderr
     for method in ("fork", "spawn", "forkserver"):
         content = np.fromfile(tmp_path / method, np.uint8)
@@ -310,6 +311,7 @@ def test_transfers_that_are_cancelled_dropped_and_forked_over_leave_nothing(
     done = forks.run(
         [str(Path(__file__).with_name("campaign.py")), str(tmp_path), str(TRANSFERS), str(SEED)],
         timeout=HANG_SECONDS + TRANSFERS,
+        popen=forks.WholePopen,
     )
     assert done.returncode == 0, f"seed {SEED}: {done.stderr}"
     told = json.loads(done.stdout)

@@ -83,7 +83,7 @@ RANKS_END = """
 def test_many_ranks_that_end_complete_their_save_first(disk_path):
     root, code = disk_path / "store", textwrap.dedent(RANKS_END)
     ranks = [
-        forks.Popen(["-c", code, str(rank), str(root), str(disk_path / "meeting")])
+        forks.WholePopen(["-c", code, str(rank), str(root), str(disk_path / "meeting")])
         for rank in range(2)
     ]
     assert [rank.wait(120) for rank in ranks] == [0, 0]

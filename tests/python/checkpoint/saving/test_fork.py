@@ -113,7 +113,8 @@ FORK = """
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("how", ["exit", "_exit", "multiprocessing"])
 def test_a_forked_child_neither_harms_the_save_nor_waits_for_it(disk_path, how, lazy):
-    done = forks.run(["-c", textwrap.dedent(FORK), disk_path / "store", lazy, how])
+    program = ["-c", textwrap.dedent(FORK), disk_path / "store", lazy, how]
+    done = forks.run(program, popen=forks.WholePopen)
     # A child that is silent by now hangs in the fork itself.
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

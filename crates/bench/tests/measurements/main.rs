@@ -1,0 +1,4 @@
+//! Jobs on storage, and measurements of a device.
+
+mod gpu;
+mod jobs;

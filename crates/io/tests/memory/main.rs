@@ -1,0 +1,5 @@
+//! Memory of callers, on the host and on devices.
+
+mod arrays;
+mod regions;
+mod staging;

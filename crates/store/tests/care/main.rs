@@ -1,8 +1,0 @@
-//! Finding damage, and recovering what is intact.
-
-#[path = "../common/mod.rs"]
-mod common;
-mod flips;
-mod salvage;
-mod salvage_ranks;
-mod verdicts;

@@ -1,0 +1,6 @@
+//! Checkpoints of tensors on devices.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod loads;
+mod saves;

@@ -1,0 +1,4 @@
+//! Jobs, their memory, and linked files.
+
+mod job;
+mod linked;
