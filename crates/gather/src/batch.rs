@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use penstock_io::buffer::Slots;
 use penstock_io::executor::Transfer;
 use penstock_io::trace;
 
@@ -30,14 +31,22 @@ pub struct Batch {
 struct Part {
     state: Arc<BatchState>,
     again: Again,
+    /// Those of the cache that rows are read into.
+    slots: Option<Arc<Slots>>,
     transfers: Mutex<Vec<Transfer>>,
 }
 
 impl Batch {
-    pub(crate) fn new(state: Arc<BatchState>, again: Again, transfers: Vec<Transfer>) -> Batch {
+    pub(crate) fn new(
+        state: Arc<BatchState>,
+        again: Again,
+        slots: Option<Arc<Slots>>,
+        transfers: Vec<Transfer>,
+    ) -> Batch {
         let part = Part {
             state,
             again,
+            slots,
             transfers: Mutex::new(transfers),
         };
         Batch {
@@ -133,6 +142,10 @@ impl Part {
     }
 
     fn wait(&self, until: Option<Instant>) -> Result<bool> {
+        if let Some(slots) = &self.slots {
+            let is_waited_for = || until.is_none_or(|until| until > Instant::now());
+            while !self.state.is_ended() && is_waited_for() && slots.populate_next() {}
+        }
         loop {
             if until.is_none_or(|until| until > Instant::now() + SPIN_MAX) {
                 self.spin_wait();

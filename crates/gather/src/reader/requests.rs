@@ -61,7 +61,8 @@ impl ReaderShared {
         }
         let (shared, waiting) = (Arc::clone(self), Arc::clone(&state));
         let again = move |places| shared.read_again(&waiting, places);
-        Ok(Batch::new(state, Box::new(again), transfers))
+        let slots = self.cache.as_deref().map(|cache| Arc::clone(cache.slots()));
+        Ok(Batch::new(state, Box::new(again), slots, transfers))
     }
 
     /// Adds places to the rows that other batches are reading.
