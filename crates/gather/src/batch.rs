@@ -193,3 +193,43 @@ impl fmt::Debug for Batch {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn batch(state: &Arc<BatchState>, slots: &Arc<Slots>) -> Batch {
+        let again = Box::new(|_| Ok(None));
+        Batch::new(
+            Arc::clone(state),
+            again,
+            Some(Arc::clone(slots)),
+            Vec::new(),
+        )
+    }
+
+    #[test]
+    fn a_thread_that_waits_populates_slots() {
+        let slots = Slots::allocate(8, MIB).unwrap();
+        drop(slots.claim(3));
+        let state = Arc::new(BatchState::default());
+        assert!(batch(&state, &slots).wait(None).unwrap());
+        assert_eq!(slots.populated_bytes(), 0, "nothing is waited for");
+        state.expect(1);
+        let waited_for = batch(&state, &slots);
+        assert!(!waited_for.wait(Some(Duration::ZERO)).unwrap());
+        assert_eq!(slots.populated_bytes(), 0, "there is no time");
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| waited_for.wait(None).unwrap());
+            while slots.populated_bytes() < 8 * MIB {
+                thread::yield_now();
+            }
+            state.end();
+            assert!(waiting.join().unwrap());
+        });
+    }
+}

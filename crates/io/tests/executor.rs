@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -785,15 +785,16 @@ fn many_small_reads_are_in_flight_and_few_large_ones() {
     }
 }
 
-/// Counts operations that were submitted.
+/// Counts operations that were sent to the device: some engines hold them until a poll.
 struct Counted {
     inner: Box<dyn Engine>,
-    submitted: Arc<AtomicUsize>,
+    held: usize,
+    sent: Arc<AtomicUsize>,
 }
 
 impl Engine for Counted {
     fn submit(&mut self, op: Op) -> Result<(), Rejected> {
-        self.submitted.fetch_add(1, Ordering::Relaxed);
+        self.held += 1;
         self.inner.submit(op)
     }
 
@@ -803,6 +804,8 @@ impl Engine for Counted {
         timeout: Option<Duration>,
         completed: &mut Vec<Completion>,
     ) -> Result<(), Error> {
+        let held = std::mem::take(&mut self.held);
+        self.sent.fetch_add(held, Ordering::Relaxed);
         self.inner.poll(min, timeout, completed)
     }
 
@@ -819,16 +822,16 @@ impl Engine for Counted {
     }
 }
 
-/// Records how many operations had been submitted when its bytes were delivered.
+/// Records how many operations had been sent when its bytes were delivered.
 struct Noting {
-    submitted: Arc<AtomicUsize>,
+    sent: Arc<AtomicUsize>,
     noted: Arc<Mutex<Vec<usize>>>,
 }
 
 impl Visitor for Noting {
     fn arrived(self: Box<Self>, _: Arrived<'_>) {
-        let submitted = self.submitted.load(Ordering::Relaxed);
-        self.noted.lock().unwrap().push(submitted);
+        let sent = self.sent.load(Ordering::Relaxed);
+        self.noted.lock().unwrap().push(sent);
     }
 }
 
@@ -850,13 +853,14 @@ fn requests_are_sent_before_bytes_are_delivered() {
             queued_max: REQUESTS,
             ..SMALL
         };
-        let submitted = Arc::new(AtomicUsize::new(0));
+        let sent = Arc::new(AtomicUsize::new(0));
         let noted = Arc::new(Mutex::new(Vec::new()));
-        let counter = Arc::clone(&submitted);
+        let counter = Arc::clone(&sent);
         let executor = with_engine(&config, move |inner| {
             Box::new(Counted {
                 inner,
-                submitted: Arc::clone(&counter),
+                held: 0,
+                sent: Arc::clone(&counter),
             })
         });
         let share = executor.share(1).unwrap();
@@ -867,7 +871,7 @@ fn requests_are_sent_before_bytes_are_delivered() {
                 bytes: 4096,
                 memory: (behind == 0).then(|| window(4096, 0).1),
                 visitor: Box::new(Noting {
-                    submitted: Arc::clone(&submitted),
+                    sent: Arc::clone(&sent),
                     noted: Arc::clone(&noted),
                 }),
             })),
@@ -875,6 +879,200 @@ fn requests_are_sent_before_bytes_are_delivered() {
         finish(&share.submit((0..REQUESTS).map(request).collect()).unwrap()).unwrap();
         let sent_before: Vec<usize> = (1..=REQUESTS).map(|one| (one + 1).min(REQUESTS)).collect();
         assert_eq!(*noted.lock().unwrap(), sent_before, "behind {behind}");
+    }
+}
+
+/// Workers whose operations end when a test releases them, and which worker has which.
+#[derive(Default)]
+struct Crowd {
+    state: Mutex<CrowdState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct CrowdState {
+    workers: usize,
+    woken: HashSet<usize>,
+    released: HashSet<u64>,
+    /// Worker of each operation, by the offset that it reads at.
+    sent: HashMap<u64, usize>,
+}
+
+/// An engine of one of them.
+struct Member {
+    crowd: Arc<Crowd>,
+    index: usize,
+    flying: Vec<Op>,
+}
+
+struct MemberWaker {
+    crowd: Arc<Crowd>,
+    index: usize,
+}
+
+impl Wake for MemberWaker {
+    fn wake(&self) {
+        self.crowd.state.lock().unwrap().woken.insert(self.index);
+        self.crowd.changed.notify_all();
+    }
+}
+
+fn read_offset(op: &Op) -> u64 {
+    match op.kind {
+        OpKind::Read { offset, .. } => offset,
+        _ => panic!("only reads are asked for"),
+    }
+}
+
+impl Engine for Member {
+    fn submit(&mut self, op: Op) -> Result<(), Rejected> {
+        let mut state = self.crowd.state.lock().unwrap();
+        state.sent.insert(read_offset(&op), self.index);
+        self.crowd.changed.notify_all();
+        drop(state);
+        self.flying.push(op);
+        Ok(())
+    }
+
+    fn poll(
+        &mut self,
+        min: usize,
+        timeout: Option<Duration>,
+        completed: &mut Vec<Completion>,
+    ) -> Result<(), Error> {
+        let mut state = self.crowd.state.lock().unwrap();
+        loop {
+            for op in std::mem::take(&mut self.flying) {
+                if !state.released.contains(&read_offset(&op)) {
+                    self.flying.push(op);
+                    continue;
+                }
+                let buf = op.kind.into_buf();
+                let result = Ok(buf.as_ref().map_or(0, IoBuf::len));
+                completed.push(Completion {
+                    token: op.token,
+                    buf,
+                    result,
+                });
+            }
+            let is_over = min == 0 || timeout == Some(Duration::ZERO);
+            if is_over || !completed.is_empty() || state.woken.remove(&self.index) {
+                return Ok(());
+            }
+            state = self.crowd.changed.wait(state).unwrap();
+        }
+    }
+
+    fn waker(&mut self) -> io::Result<Arc<dyn Wake>> {
+        Ok(Arc::new(MemberWaker {
+            crowd: Arc::clone(&self.crowd),
+            index: self.index,
+        }))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let config = EngineConfig {
+            choice: EngineChoice::Threads,
+            queue_depth: 2,
+        };
+        engine::open(&config).unwrap().engine.capabilities()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flying.len()
+    }
+}
+
+/// Submits further requests when its bytes are delivered.
+struct Following(Box<dyn FnOnce() + Send>);
+
+impl Visitor for Following {
+    fn arrived(self: Box<Self>, _: Arrived<'_>) {
+        (self.0)();
+    }
+}
+
+/// A request goes to a worker that has room, not to one that filled up while it delivered.
+#[test]
+fn a_full_worker_takes_no_wake_from_others() {
+    const WORKERS: usize = 4;
+    let directory = directory();
+    let target = target(
+        &directory.path().join("file"),
+        &bytes(16 * 4096, 3),
+        Direct::Off,
+    );
+    // Which worker takes the two requests that follow is chance; often the one that delivers.
+    for _ in 0..40 {
+        let crowd = Arc::new(Crowd::default());
+        let joined = Arc::clone(&crowd);
+        let open: OpenEngine = Arc::new(move || {
+            let mut state = joined.state.lock().unwrap();
+            state.workers += 1;
+            Ok(Box::new(Member {
+                crowd: Arc::clone(&joined),
+                index: state.workers,
+                flying: Vec::new(),
+            }))
+        });
+        let config = ExecutorConfig {
+            workers: WORKERS,
+            queue_depth: 2,
+            queued_max: 64,
+            ..SMALL
+        };
+        let executor = Executor::open_with(&config, &open).unwrap();
+        let share = Arc::new(executor.share(1).unwrap());
+        let begun = Arc::new(Mutex::new(Vec::new()));
+        let (again, following) = (Arc::clone(&share), Arc::clone(&begun));
+        let later = [1, 2].map(|number: u64| read(&target, number * 4096, window(4096, 0).1));
+        let first = Request {
+            target: target.clone(),
+            offset: 0,
+            kind: Kind::Read(Landing::Visited(Visit {
+                bytes: 4096,
+                memory: Some(window(4096, 0).1),
+                visitor: Box::new(Following(Box::new(move || {
+                    for request in later {
+                        let transfer = again.submit(vec![request]).unwrap();
+                        following.lock().unwrap().push(transfer);
+                    }
+                }))),
+            })),
+        };
+        let sent = |number: u64| {
+            let mut state = crowd.state.lock().unwrap();
+            while !state.sent.contains_key(&(number * 4096)) {
+                let (next, waited) = crowd.changed.wait_timeout(state, HANG).unwrap();
+                assert!(!waited.timed_out(), "request {number} is not sent");
+                state = next;
+            }
+        };
+        begun
+            .lock()
+            .unwrap()
+            .push(share.submit(vec![first]).unwrap());
+        sent(0);
+        crowd.state.lock().unwrap().released.insert(0);
+        crowd.changed.notify_all();
+        // The workers have room for two each, and nothing ends.
+        for number in 1..=2 * WORKERS as u64 {
+            if number > 2 {
+                let request = read(&target, number * 4096, window(4096, 0).1);
+                begun
+                    .lock()
+                    .unwrap()
+                    .push(share.submit(vec![request]).unwrap());
+            }
+            sent(number);
+        }
+        let mut state = crowd.state.lock().unwrap();
+        state.released.extend((0..16).map(|number| number * 4096));
+        drop(state);
+        crowd.changed.notify_all();
+        for transfer in std::mem::take(&mut *begun.lock().unwrap()) {
+            finish(&transfer).unwrap();
+        }
     }
 }
 

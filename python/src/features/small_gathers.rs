@@ -19,8 +19,10 @@ use crate::owner::detached;
 
 /// Results of fewer bytes get memory of PyTorch or NumPy: a page for each is too much.
 const KEPT_FROM_BYTES: usize = 64 << 10;
-/// Larger results take long enough for the usual way, which does not convert ids under the GIL.
+/// Larger results, and more ids, take long enough for the usual way, which does not convert ids
+/// under the GIL.
 const BYTES_MAX: usize = 4 << 20;
+const IDS_MAX: usize = 64 << 10;
 
 /// A result, and the batch if something of it is left to do.
 type Gathered = (Py<PyAny>, Option<RowBatch>);
@@ -90,7 +92,7 @@ impl SmallGathers {
         }
         let table = self.reader.table();
         let value_bytes = table.value_bytes() as usize;
-        let (end, count_max) = (table.rows(), BYTES_MAX / value_bytes);
+        let (end, count_max) = (table.rows(), IDS_MAX.min(BYTES_MAX / value_bytes));
         let found = self.types().find_map(|one| {
             let (rows, sizes) = one.integers(ids, end, count_max)?;
             Some((one, rows, sizes))

@@ -60,6 +60,17 @@ pub(super) enum WorkFound {
     End,
 }
 
+/// What a worker does next if there is nothing to take.
+#[derive(Clone, Copy)]
+pub(super) enum Otherwise {
+    /// Delivers bytes that have arrived.
+    Deliver,
+    /// Waits for its operations in flight, until it is woken.
+    Wait,
+    /// Nothing: it sleeps until there is something to take.
+    Sleep,
+}
+
 /// Work that a worker can take now.
 #[derive(Clone, Copy)]
 pub(super) struct Room {
@@ -246,12 +257,13 @@ impl ExecutorShared {
         self.wakers.wake(workers - idle);
     }
 
-    /// Takes the pieces that there is room for; waits for some if the worker is idle.
+    /// Takes the pieces that there is room for; sleeps until there are some, if the worker has
+    /// nothing else to do.
     pub(super) fn take(
         &self,
         index: usize,
         mut room: Room,
-        is_idle: bool,
+        otherwise: Otherwise,
         taken: &mut VecDeque<Next>,
     ) -> WorkFound {
         let mut queue = self.lock();
@@ -277,11 +289,14 @@ impl ExecutorShared {
             if let Some(offer) = queue.offers.pop_front() {
                 return WorkFound::Offer(offer);
             }
-            if !is_idle {
-                self.wakers.slots[index]
-                    .is_waiting
-                    .store(true, Ordering::Release);
-                return WorkFound::None;
+            match otherwise {
+                Otherwise::Deliver => return WorkFound::None,
+                Otherwise::Wait => {
+                    let slot = &self.wakers.slots[index];
+                    slot.is_waiting.store(true, Ordering::Release);
+                    return WorkFound::None;
+                }
+                Otherwise::Sleep => {}
             }
             if queue.is_closing {
                 return WorkFound::End;

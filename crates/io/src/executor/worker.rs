@@ -9,7 +9,7 @@ use slab::Slab;
 use super::pieces::{RequestPart, Way};
 use super::request::{Arrived, Landing, ParallelWork, Visitor};
 use super::schedule::Next;
-use super::shared::{ExecutorShared, Room, WorkFound};
+use super::shared::{ExecutorShared, Otherwise, Room, WorkFound};
 use super::transfer::{Cause, Failure, Moved, TransferState};
 use crate::buffer::IoBuf;
 use crate::engine::{Completion, Engine, Op, OpKind};
@@ -132,18 +132,20 @@ impl Worker {
         }
     }
 
-    /// Requests come first: the next ones are in flight before those that have arrived are delivered,
-    /// so the device has work meanwhile.
+    /// Requests come first: the next ones are on their way before bytes that have arrived are
+    /// delivered, so the device has work meanwhile.
     fn work(&mut self) -> Result<()> {
         loop {
             let is_flying = self.fill()?;
-            if self.deliver() {
-                continue;
-            }
-            if !is_flying {
+            if !self.arrived.is_empty() {
+                // An engine may hold small requests back until it is polled.
+                self.poll(0, Some(Duration::ZERO))?;
+                self.deliver();
+            } else if is_flying {
+                self.wait()?;
+            } else {
                 return Ok(());
             }
-            self.wait()?;
         }
     }
 
@@ -172,8 +174,14 @@ impl Worker {
             if in_flight > 0 && (room.pieces == 0 || room.bytes == 0) {
                 return Ok(true);
             }
-            let is_idle = in_flight == 0 && self.arrived.is_empty();
-            let found = self.shared.take(self.index, room, is_idle, &mut self.taken);
+            let otherwise = match (self.arrived.is_empty(), in_flight) {
+                (false, _) => Otherwise::Deliver,
+                (true, 0) => Otherwise::Sleep,
+                (true, _) => Otherwise::Wait,
+            };
+            let found = self
+                .shared
+                .take(self.index, room, otherwise, &mut self.taken);
             while let Some(next) = self.taken.pop_front() {
                 match next {
                     Next::Over(state) => self.shared.end(&state, Err(None)),
