@@ -7,8 +7,9 @@ anew. A process is a child of the process that started it, as the server hands i
 adopt orphans (`leftovers`).
 
 A process ends through the end of the interpreter, but leaves what was imported in advance as it is:
-to free PyTorch's objects means to copy the memory that they share with the server, up to half a
-second of processor time. `WholePopen` is for tests of the end itself: its processes free all.
+to free PyTorch's objects means to copy the memory that they share with the server, 0.2 to
+0.35 s of processor time. `WholePopen`, `WholeGraphPopen` and so on are for tests of the end itself:
+their processes free all.
 
 `RankPopen` starts with the imports of ranks and optimizers as well, `GraphPopen` with PyTorch
 Geometric, `ModelPopen` with models of transformers, which take even longer to import, `JaxPopen`
@@ -223,10 +224,22 @@ class GraphPopen(Popen):
     server = graph_server
 
 
+class WholeGraphPopen(GraphPopen):
+    """Frees everything at its end."""
+
+    is_whole = True
+
+
 class JaxPopen(Popen):
     """Starts with JAX instead of PyTorch."""
 
     server = jax_server
+
+
+class WholeJaxPopen(JaxPopen):
+    """Frees everything at its end."""
+
+    is_whole = True
 
 
 class RayPopen(Popen):
@@ -251,6 +264,12 @@ class LightningPopen(Popen):
     """Starts with Lightning, too."""
 
     server = lightning_server
+
+
+class WholeLightningPopen(LightningPopen):
+    """Frees everything at its end."""
+
+    is_whole = True
 
 
 class AcceleratePopen(Popen):

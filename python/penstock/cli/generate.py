@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,10 @@ from penstock.cli.keys.given import identity_option
 from penstock.cli.paths import check_directory
 from penstock.cli.units import BYTE_COUNT, Finite
 from penstock.common.console import PATH, console, escaped, json_option, print_json
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from penstock.offload import StreamReport
@@ -137,24 +140,15 @@ def generate(
         how = {"do_sample": True, "temperature": temperature, "top_p": top_p or 1.0}
     tokens = torch.tensor([ids])
     asked = time.perf_counter()
-    try:
-        with torch.inference_mode():
-            generated = streamed.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                max_new_tokens=max_new_tokens,
-                prompt_lookup_num_tokens=lookup or None,
-                streamer=told,
-                **how,
-            )[0].tolist()
-    except IndexError as error:
-        # The model looks positions up in a table that is too short.
-        count = getattr(config, "max_position_embeddings", None)
-        if count is None or len(ids) + max_new_tokens <= count:
-            raise
-        raise click.ClickException(
-            f"the model has {count} positions: ask for fewer --max-new-tokens"
-        ) from error
+    with _explained(config, len(ids) + max_new_tokens, lookup), torch.inference_mode():
+        generated = streamed.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=max_new_tokens,
+            prompt_lookup_num_tokens=lookup or None,
+            streamer=told,
+            **how,
+        )[0].tolist()
     # A model with an encoder does not continue the prompt, but a start token of its own.
     made_ids = generated[1 if streamed.config.is_encoder_decoder else len(ids) :]
     seconds = time.perf_counter() - asked
@@ -190,6 +184,26 @@ def _print(report: StreamReport, tokens: int, figures: dict[str, float]) -> None
         f" {figures['first_token_seconds']:.2f} s; made in {figures['stream_seconds']:.1f} s"
     )
     out.print(str(report))
+
+
+@contextlib.contextmanager
+def _explained(config: Any, positions: int, lookup: int) -> Iterator[None]:
+    """Raises `ClickException` for errors of `generate` that come from the command line."""
+    try:
+        yield
+    except ValueError as error:
+        # Models with a state, such as Mamba, cannot take guessed tokens back.
+        if not lookup or isinstance(error, PenstockError):
+            raise
+        raise click.ClickException(f"--lookup {lookup}: {_plain(error).message}") from error
+    except IndexError as error:
+        # The model looks positions up in a table that is too short.
+        count = getattr(config, "max_position_embeddings", None)
+        if count is None or positions <= count:
+            raise
+        raise click.ClickException(
+            f"the model has {count} positions: ask for fewer --max-new-tokens"
+        ) from error
 
 
 def _plain(error: Exception) -> click.ClickException:

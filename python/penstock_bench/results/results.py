@@ -73,7 +73,8 @@ class Measurement:
             or before the read.
         token_seconds: Of generated text, the median pass behind the first, for each of its tokens.
         first_token_seconds: From the call to the first token.
-        pass_tokens: Tokens of each pass behind the first, on average.
+        pass_tokens: Tokens of each pass behind the first, on average; of the first if it is the
+            only one.
         pass_bytes: What each pass through the model reads, where that is known.
         routed_bytes: Of what was read, or was in memory, the experts that routers chose.
         written_bytes: What the process wrote to storage, from its beginning.

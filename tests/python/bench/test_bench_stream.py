@@ -19,7 +19,7 @@ from penstock_bench.harness.running import BenchError
 from penstock_bench.peers.stream import GENERATORS, OURS, RESIDENT, Setting
 from penstock_bench.results.results import Measurement, Results
 from penstock_bench.suites.stream import generating, tokens
-from penstock_bench.suites.stream.stream import SIZES, Stream, weight_bytes
+from penstock_bench.suites.stream.stream import SIZES, Plan, Stream, weight_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,6 +143,24 @@ def canned(name: str) -> dict[str, Any]:
         "logits": [hashlib.sha256(name.encode()).hexdigest()] * 3 if name == "zero" else ["a"] * 3,
         "pass_bytes": 10**9,
     }
+
+
+@pytest.mark.parametrize(
+    ("later", "seconds"), [({}, 0.5), ({"pass_seconds": [], "pass_tokens": []}, 2 / 8)]
+)
+def test_a_pass_that_gives_several_tokens_counts_for_each(
+    tmp_path: Path, later: dict[str, Any], seconds: float
+) -> None:
+    """Also where the first pass gives all of them."""
+    plan = Plan(
+        work=tmp_path, size="toy", names=[OURS], rounds=1, tokens=8, lookup=4, limit_bytes=None,
+        timeout_seconds=1.0,
+    )  # fmt: skip
+    run = Stream(plan, Results(kind="stream", machine={}, disk={}, settings={}), print)
+    guessed = {"pass_tokens": [2, 2], "logits": ["a"] * 8}
+    run._take(OURS, 0, canned(OURS) | guessed | later)
+    (one,) = run.results.measurements
+    assert one.token_seconds == seconds
 
 
 def test_a_model_that_cannot_be_made_is_said(

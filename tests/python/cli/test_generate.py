@@ -157,6 +157,20 @@ def test_models_that_are_no_llama(run: Any, tmp_path: Path) -> None:
         assert (code, message in err) == (1, True), err
 
 
+def test_a_model_that_takes_no_guesses_is_said(run: Any, tmp_path: Path) -> None:
+    config = transformers.MambaConfig(
+        vocab_size=96, hidden_size=32, num_hidden_layers=2, state_size=4, eos_token_id=None
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    given = (tmp_path, "--memory", "300kB", "--prompt-ids", "1,2,3", "--max-new-tokens", 4)
+    code, out, _ = run(*given, "--json")
+    assert (code, len(json.loads(out)["ids"])) == (0, 4)
+    code, _, err = run(*given, "--lookup", 4)
+    assert code == 1
+    (line,) = err.strip().splitlines()
+    assert re.match("Error: --lookup 4: assisted generation is not supported", line), line
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

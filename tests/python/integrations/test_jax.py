@@ -606,7 +606,7 @@ def test_two_processes_make_one_checkpoint_and_load_any_layout_of_it(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     processes = [
-        forks.JaxPopen(
+        forks.WholeJaxPopen(
             ["-c", textwrap.dedent(script), str(tmp_path), str(port), str(rank)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -427,7 +427,7 @@ def test_a_process_ends_in_the_middle_of_an_epoch(tmp_path: Path, workers: str, 
     features.write(tmp_path / "table", np.ones((NODES, WIDTH), np.float32))
     code = "\n".join(line[4:] for line in LEFT.splitlines())
     command = ["-c", code, tmp_path / "table", workers, how]
-    done = forks.run(command, timeout=120, popen=forks.GraphPopen)
+    done = forks.run(command, timeout=120, popen=forks.WholeGraphPopen)
     assert done.stdout.split() == ["left"], done.stderr
     assert (done.returncode == 0) == (how == "end")
     assert "Traceback" not in done.stderr or how == "raise"

@@ -105,6 +105,18 @@ def test_smaller_blocks_need_less_memory_for_reads(tmp_path: Path, tokens: torch
         offload.stream(tmp_path, memory_bytes=memory_bytes, blocks=["*_prok"])
 
 
+def test_a_pattern_names_modules_below_the_model(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
+    save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")
+    x = torch.randn(3, 64)
+    expected = model(x)
+    memory_bytes = 4 * 24_576
+    streamed = offload.stream(model, weights=tmp_path, memory_bytes=memory_bytes, blocks=["*"])
+    with torch.inference_mode():
+        assert torch.equal(streamed(x), expected)
+    assert offload.report(streamed).uses == 6
+
+
 GUESSES: dict[str, Any] = {
     "none": lambda _: {},
     "by the text before": lambda _: {"prompt_lookup_num_tokens": 4},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,6 +81,55 @@ def test_a_pass_ends_where_the_next_one_begins() -> None:
     assert passes.first == ForwardPass(0.0, 1.5)
     # The last pass may not be over.
     assert passes.usual == ForwardPass(4.5, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("calls", "begun"),
+    [
+        # The head shares the embedding's weight, and may compute in two calls.
+        ("embed block head  embed block head  embed block head", "embed embed embed"),
+        ("embed block head head  embed block head head  embed", "embed embed embed"),
+        # The decoder's embedding is called for each token, the encoder's once a generation.
+        ("enc block dec block head  dec block head  dec block head", "enc dec dec"),
+        ("enc block dec block  dec block  enc block dec block  dec", "enc dec dec dec"),
+        # Generations of one token each.
+        ("enc block dec block head  enc block dec block head", "enc enc"),
+    ],
+)
+def test_a_pass_begins_with_whichever_embedding_comes_for_each_token(
+    calls: str, begun: str
+) -> None:
+    passes = ForwardPasses()
+    units = {"embed": (5, 0), "enc": (5, 0), "dec": (5, 1), "head": (5, 2), "block": (1, 0)}
+    found = []
+    for name in calls.split():
+        if passes.called(*units[name]):
+            found.append(name)
+        passes.took(computing_seconds=1.0)
+    assert found == begun.split()
+
+
+def test_generation_makes_a_pass_for_each_token_of_encoders_and_decoders(tmp_path: Path) -> None:
+    """Encoder and decoder embed by modules of their own, whose weight is one, as the head's is."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=96, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
+        decoder_start_token_id=0, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path)
+    streamed = offload.stream(tmp_path, memory_bytes=300_000)
+    passes = []
+    begun = time.perf_counter()
+    with torch.inference_mode():
+        for _ in range(2):
+            made = streamed.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=12, do_sample=False)
+            assert made.shape == (1, 13)
+            passes.append(offload.report(streamed).passes)
+    seconds = time.perf_counter() - begun
+    assert passes == [12, 24]
+    told = offload.report(streamed)
+    # The median of 22 passes: half of them took as long at least.
+    assert 0 < told.pass_seconds <= seconds / 11
 
 
 def test_passes_count_anew_where_a_share_has_changed(tmp_path: Path) -> None:

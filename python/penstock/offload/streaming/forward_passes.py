@@ -28,7 +28,7 @@ class Counts:
         stalled_seconds: Seconds that calls of blocks have waited for their weights.
         uses: Calls of blocks, and of the modules beside them.
         hits: Calls of these whose weights were in memory.
-        passes: Passes begun, each with a call of the module that was called first.
+        passes: Passes begun, as `ForwardPasses` tells them apart.
     """
 
     read_bytes: int = 0
@@ -56,7 +56,11 @@ class ForwardPass(NamedTuple):
 
 
 class ForwardPasses:
-    """The passes of a model: a pass ends when the module called first is called again.
+    """The passes of a model: a pass ends when the module that began it is called again.
+
+    A pass also ends when another module of the same unit is called again, with other units called
+    in between; that module begins passes from then on. The encoder and the decoder of a model may
+    embed by modules of one weight, and only the decoder's is called for each token.
 
     Attributes:
         first: Times of the first pass, which also reads resident weights; None before its end.
@@ -65,7 +69,11 @@ class ForwardPasses:
     def __init__(self) -> None:
         self.first: ForwardPass | None = None
         self._later: deque[ForwardPass] = deque(maxlen=_PASSES_MAX)
-        self._begins_with: tuple[int, int] | None = None
+        self._index: int | None = None
+        self._place = 0
+        self._others = 0
+        self._called: dict[int, int] = {}
+        """The places called in this pass, each with the calls of other units before."""
         self._computed = self._stalled = 0.0
 
     def called(self, index: int, place: int) -> bool:
@@ -73,12 +81,21 @@ class ForwardPasses:
 
         Modules of a unit are told apart: the first and the last module called may share a tensor.
         """
-        if self._begins_with is None:
-            self._begins_with = index, place
+        if self._index is None:
+            self._index, self._place = index, place
+            self._called = {place: 0}
             return True
-        if (index, place) != self._begins_with or not self._computed + self._stalled:
+        if index != self._index:
+            self._others += 1
+            return False
+        # A head that computes its output in several calls begins no pass.
+        is_again = place == self._place or self._called.get(place, self._others) < self._others
+        if not is_again or not self._computed + self._stalled:
+            self._called[place] = self._others
             return False
         self._end()
+        self._place = place
+        self._called = {place: self._others}
         return True
 
     def took(self, *, computing_seconds: float = 0.0, stalled_seconds: float = 0.0) -> None:

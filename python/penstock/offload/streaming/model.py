@@ -393,7 +393,8 @@ def _checked(model: Any, blocks: list[str]) -> list[str]:
     known = {name: None for name, _ in model.named_modules()}
     found: list[str] = []
     for name in blocks:
-        named = [name] if name in known else fnmatch.filter(known, name)
+        # No pattern means the model itself, whose name is empty.
+        named = [name] if name in known else fnmatch.filter(filter(None, known), name)
         if not named:
             raise ValueError(f"blocks: the model has no module {name!r}")
         found += named

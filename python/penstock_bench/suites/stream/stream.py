@@ -148,7 +148,8 @@ class Stream:
             self._logits = found["logits"]
         equal = sum(a == b for a, b in zip(self._logits, found["logits"], strict=True))
         # Tokens of a pass come together: they share its time.
-        pass_tokens = statistics.mean(found["pass_tokens"] or [1])
+        # If there is one pass, it gives all of them.
+        pass_tokens = statistics.mean(found["pass_tokens"] or [len(found["logits"])])
         passes = found["pass_seconds"] or [found["first_token_seconds"]]
         made = Measurement(
             case=CASE,
