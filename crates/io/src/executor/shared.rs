@@ -60,7 +60,7 @@ pub(super) enum WorkFound {
     End,
 }
 
-/// What a worker does next if there is nothing to take.
+/// The next step of a worker that finds nothing to take.
 #[derive(Clone, Copy)]
 pub(super) enum Otherwise {
     /// Delivers bytes that have arrived.
