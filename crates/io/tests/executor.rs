@@ -898,6 +898,47 @@ struct CrowdState {
     sent: HashMap<u64, usize>,
 }
 
+impl Crowd {
+    /// Opens workers over its engines, with room for two operations each.
+    fn executor(self: &Arc<Self>, workers: usize) -> Executor {
+        let joined = Arc::clone(self);
+        let open: OpenEngine = Arc::new(move || {
+            let mut state = joined.state.lock().unwrap();
+            state.workers += 1;
+            Ok(Box::new(Member {
+                crowd: Arc::clone(&joined),
+                index: state.workers,
+                flying: Vec::new(),
+            }))
+        });
+        let config = ExecutorConfig {
+            workers,
+            queue_depth: 2,
+            queued_max: 64,
+            ..SMALL
+        };
+        Executor::open_with(&config, &open).unwrap()
+    }
+
+    /// Waits until the read of a page has been sent.
+    fn wait_until_sent(&self, page: u64) {
+        let mut state = self.state.lock().unwrap();
+        while !state.sent.contains_key(&(page * 4096)) {
+            let (next, waited) = self.changed.wait_timeout(state, HANG).unwrap();
+            assert!(!waited.timed_out(), "the read of page {page} is not sent");
+            state = next;
+        }
+    }
+
+    /// Lets the reads of these pages end.
+    fn release(&self, pages: std::ops::Range<u64>) {
+        let mut state = self.state.lock().unwrap();
+        state.released.extend(pages.map(|page| page * 4096));
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
 /// An engine of one of them.
 struct Member {
     crowd: Arc<Crowd>,
@@ -1005,23 +1046,7 @@ fn a_full_worker_takes_no_wake_from_others() {
     // Which worker takes the two requests that follow is chance; often the one that delivers.
     for _ in 0..40 {
         let crowd = Arc::new(Crowd::default());
-        let joined = Arc::clone(&crowd);
-        let open: OpenEngine = Arc::new(move || {
-            let mut state = joined.state.lock().unwrap();
-            state.workers += 1;
-            Ok(Box::new(Member {
-                crowd: Arc::clone(&joined),
-                index: state.workers,
-                flying: Vec::new(),
-            }))
-        });
-        let config = ExecutorConfig {
-            workers: WORKERS,
-            queue_depth: 2,
-            queued_max: 64,
-            ..SMALL
-        };
-        let executor = Executor::open_with(&config, &open).unwrap();
+        let executor = crowd.executor(WORKERS);
         let share = Arc::new(executor.share(1).unwrap());
         let begun = Arc::new(Mutex::new(Vec::new()));
         let (again, following) = (Arc::clone(&share), Arc::clone(&begun));
@@ -1040,21 +1065,12 @@ fn a_full_worker_takes_no_wake_from_others() {
                 }))),
             })),
         };
-        let sent = |number: u64| {
-            let mut state = crowd.state.lock().unwrap();
-            while !state.sent.contains_key(&(number * 4096)) {
-                let (next, waited) = crowd.changed.wait_timeout(state, HANG).unwrap();
-                assert!(!waited.timed_out(), "request {number} is not sent");
-                state = next;
-            }
-        };
         begun
             .lock()
             .unwrap()
             .push(share.submit(vec![first]).unwrap());
-        sent(0);
-        crowd.state.lock().unwrap().released.insert(0);
-        crowd.changed.notify_all();
+        crowd.wait_until_sent(0);
+        crowd.release(0..1);
         // The workers have room for two each, and nothing ends.
         for number in 1..=2 * WORKERS as u64 {
             if number > 2 {
@@ -1064,12 +1080,9 @@ fn a_full_worker_takes_no_wake_from_others() {
                     .unwrap()
                     .push(share.submit(vec![request]).unwrap());
             }
-            sent(number);
+            crowd.wait_until_sent(number);
         }
-        let mut state = crowd.state.lock().unwrap();
-        state.released.extend((0..16).map(|number| number * 4096));
-        drop(state);
-        crowd.changed.notify_all();
+        crowd.release(0..16);
         for transfer in std::mem::take(&mut *begun.lock().unwrap()) {
             finish(&transfer).unwrap();
         }
