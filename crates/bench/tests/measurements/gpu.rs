@@ -5,12 +5,14 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use penstock_bench::bench::Bench;
 use penstock_bench::gpu::{LinkJob, Way, link, pinning, self_test};
-use penstock_bench::job::{Job, Layout, Method, Pattern};
+use penstock_bench::job::{Job, Method, Pattern};
 use penstock_bench::outcome::Outcome;
 use penstock_cuda::{CuFile, Driver};
 use penstock_cuda_fake::{Control, Leaks};
 use penstock_io::buffer::DeviceStreams;
 use penstock_store::Result;
+
+use crate::jobs;
 
 /// The test driver and its device, for one test at a time.
 struct Machine {
@@ -167,25 +169,8 @@ fn pinning_is_measured_both_ways_and_given_back() {
 
 fn job(directory: &Path) -> Job {
     Job {
-        directory: directory.to_owned(),
-        process: 0,
-        processes: 1,
-        method: Method::Posix,
-        direct: false,
-        layout: Layout::FilePerProcess,
-        aggregated: true,
-        pattern: Pattern::Write,
-        tensors: vec![1 << 20, 100, 70_000, 3 << 20],
-        copies: false,
-        block_bytes: 64 << 10,
-        depth: 1,
-        threads: 1,
-        allocates: true,
-        syncs: true,
-        verifies: true,
-        seconds: None,
         device: Some(0),
-        seed: 7,
+        ..jobs::job(directory)
     }
 }
 

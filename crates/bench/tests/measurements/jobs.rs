@@ -22,7 +22,8 @@ const LAYOUTS: [Layout; 3] = [
     Layout::SharedFile,
 ];
 
-fn job(directory: &Path) -> Job {
+/// A small job of one process on the host.
+pub(crate) fn job(directory: &Path) -> Job {
     Job {
         directory: directory.to_owned(),
         process: 0,

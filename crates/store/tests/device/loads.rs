@@ -218,22 +218,8 @@ fn child_that_can_pin_nothing() {
 
 #[track_caller]
 fn assert_passes(child: &str) {
-    let text = text_of(child, &[]);
+    let text = crate::text_of(child, &[]);
     assert!(text.contains("1 passed"), "{text}");
-}
-
-/// Runs an ignored test in a separate process; returns its output.
-#[track_caller]
-fn text_of(child: &str, environment: &[(&str, &str)]) -> String {
-    let executable = std::env::current_exe().unwrap();
-    let mut command = std::process::Command::new(executable);
-    command.args(["--exact", child, "--ignored", "--nocapture"]);
-    command.envs(environment.iter().copied());
-    let output = command.output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text).into_owned();
-    assert!(output.status.success(), "{text}");
-    text
 }
 
 #[test]
@@ -599,7 +585,7 @@ const MUTANT: &str = "PENSTOCK_TEST_MUTANT";
 #[test]
 fn every_mutant_is_caught() {
     for (number, (what, ..)) in MUTANTS.iter().enumerate() {
-        let text = text_of(
+        let text = crate::text_of(
             "loads::child_with_a_mutant",
             &[(MUTANT, &number.to_string())],
         );

@@ -439,7 +439,7 @@ const MUTANTS: &[Mutant] = &[
 #[test]
 fn every_mutant_is_caught() {
     for (number, (what, ..)) in MUTANTS.iter().enumerate() {
-        let caught = child(
+        let caught = crate::text_of(
             "saves::child_with_a_mutant",
             &[(MUTANT, &number.to_string())],
         );
@@ -476,18 +476,6 @@ fn child_with_a_mutant() {
             std::process::exit(0);
         }
     }
-}
-
-/// Runs an ignored test in a separate process; returns its output.
-fn child(test: &str, environment: &[(&str, &str)]) -> String {
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", test, "--ignored", "--nocapture"]);
-    child.envs(environment.iter().copied());
-    let output = child.output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text).into_owned();
-    assert!(output.status.success(), "{text}");
-    text
 }
 
 /// Steps of an optimizer during saves, each time with delays from another seed.
@@ -728,7 +716,7 @@ proptest! {
 #[test]
 fn a_device_that_fails_under_way_fails_the_save() {
     // A context that has failed is lost for its process, so this needs a separate one.
-    let text = child("saves::child_whose_device_fails", &[]);
+    let text = crate::text_of("saves::child_whose_device_fails", &[]);
     assert!(text.contains("1 passed"), "{text}");
 }
 

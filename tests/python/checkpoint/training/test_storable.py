@@ -73,7 +73,9 @@ def test_what_has_no_state_or_no_memory_yet_is_taken():
     freed.weight.untyped_storage().resize_(0)
     with torch.device("meta"):
         meta = torch.nn.Linear(2, 2)
-    penstock.Training(freed=freed, meta=meta, later=Odd(RuntimeError("not yet")))
+    training = penstock.Training(freed=freed, meta=meta, later=Odd(RuntimeError("not yet")))
+    assert training.freed is freed
+    assert training.meta is meta
 
 
 def test_a_loader_is_not_asked_for_its_state():
